@@ -1,1 +1,1 @@
-"""Shapes, results, and the table that the README shows of them."""
+"""Shapes, results, and the table that the guarantees show of them."""

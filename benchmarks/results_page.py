@@ -1,4 +1,4 @@
-"""Writes docs/results.md, the evidence table of README.md and docs/pictures/speedup.svg from the result files.
+"""Writes docs/results.md, the evidence table of docs/guarantees.md and docs/pictures/speedup.svg from the result files.
 
 python -m benchmarks.results_page          writes them
 python -m benchmarks.results_page --check  exit 1 if they are not what the files say
@@ -18,7 +18,11 @@ from overweave.ir.operators.registry import OPERATORS
 from overweave.schedules.methods.registry import methods_for
 
 ROOT = Path(__file__).parent.parent
-README, PAGE, CHART = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "pictures" / "speedup.svg"
+GUARANTEES, PAGE, CHART = (
+    ROOT / "docs" / "guarantees.md",
+    ROOT / "docs" / "results.md",
+    ROOT / "docs" / "pictures" / "speedup.svg",
+)
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 OURS, LIBRARY, TORCH, MATMUL = "overweave", "sequential", "torch_fused", "matmul"
@@ -148,7 +152,7 @@ def evidence() -> str:
 
 
 def with_evidence(text: str) -> str:
-    """A README with its table as the files say."""
+    """The page of guarantees with its table as the files say."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{evidence()}{END}{after}"
@@ -164,7 +168,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
     bars = bars_of(latest())
-    wanted = {README: with_evidence(README.read_text()), PAGE: page()}
+    wanted = {GUARANTEES: with_evidence(GUARANTEES.read_text()), PAGE: page()}
     differing = [path.name for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     differing += [] if shown_in(CHART) == bars else [CHART.name]
     if is_check and differing:

@@ -5,7 +5,7 @@
     z = linear_all_reduce(h, weight, bias, group)                   # [B, S, k], [n, k] -> [B, S, n]
 
 All three are differentiable, run under torch.compile(fullgraph=True) and autocast, and take inputs of any rank and any
-strides. Their weights may be DTensors, sharded as the layer says.
+strides. Their weights may be DTensors: Shard(0) of the column-parallel layer, Shard(1) of the other two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ for _record in (all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matm
     define(_record)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _GATHER, _SCATTER, _REDUCE = all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR
-Factors = torch.Tensor | Sequence[torch.Tensor]
+Matrices = torch.Tensor | Sequence[torch.Tensor]  # one operand, or a list
 
 
 @overload
@@ -46,12 +46,12 @@ def all_gather_linear(
 ) -> torch.Tensor: ...  # fmt: skip
 @overload
 def all_gather_linear(
-    x: torch.Tensor, weight: Factors, bias: torch.Tensor | None = None, group: GroupLike = None, *,
+    x: torch.Tensor, weight: Matrices, bias: torch.Tensor | None = None, group: GroupLike = None, *,
     return_gathered: bool = False, **keywords: Unpack[GatheredLinear],
 ) -> Any: ...  # fmt: skip
 def all_gather_linear(
     x: torch.Tensor,
-    weight: Factors,
+    weight: Matrices,
     bias: torch.Tensor | None = None,
     group: GroupLike = None,
     *,
@@ -72,7 +72,7 @@ def all_gather_linear(
                   or y = F.linear(whole, weight) * activation(F.linear(whole, gate)) + residual
                   of several weights: ys = tuple(activation(F.linear(whole, each, its bias)) for each in weight)
 
-    x: `[.., S/W, .., k]`, any dimension but the last gathered along `dim`. weight: `[n, k]`, this rank's rows of the
+    x: `[.., S/W, .., k]`; `dim` is any dimension but the last. weight: `[n, k]`, this rank's rows of the
     whole weight, or a list of `[n_i, k]`, which returns a tuple and takes one concatenated bias. Returns y
     `[.., S, .., n]`, contiguous, and also the gathered input if `return_gathered`. size: S, if W does not divide it:
     ranks hold the parts of `torch.chunk(whole, W, dim)`. y is copied once, unless all dimensions before `dim` have
@@ -88,7 +88,7 @@ def all_gather_linear(
     Raises InputError or GroupError for arguments it cannot take, on every rank, and what the operator raises.
     """
     layer = _prepare_layer(_GATHER, x, weight, group, (0, main_grad))
-    rows = gathered_rows((layer.operator, layer.place), x, dim, size)
+    rows = gathered_rows((layer.operator, layer.group_rank), x, dim, size)
     gate_operand = None if gate is None else _weight_operand(layer, gate, "gate", (0, main_grad))
     # The operator adds the residual only if its rows have the order of y.
     fused = None if residual is None or not rows.is_in_order else residual.reshape(-1, residual.shape[-1]).contiguous()
@@ -107,17 +107,17 @@ def all_gather_linear(
 
 @overload
 def linear_reduce_scatter(
-    x: Factors, weight: Factors, bias: torch.Tensor | None = None, group: GroupLike = None, *, norm: None = None,
+    x: Matrices, weight: Matrices, bias: torch.Tensor | None = None, group: GroupLike = None, *, norm: None = None,
     **keywords: Unpack[ScatteredLinear],
 ) -> torch.Tensor: ...  # fmt: skip
 @overload
 def linear_reduce_scatter(
-    x: Factors, weight: Factors, bias: torch.Tensor | None = None, group: GroupLike = None, *, norm: RmsNorm,
+    x: Matrices, weight: Matrices, bias: torch.Tensor | None = None, group: GroupLike = None, *, norm: RmsNorm,
     **keywords: Unpack[NormedLinear],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 def linear_reduce_scatter(
-    x: Factors,
-    weight: Factors,
+    x: Matrices,
+    weight: Matrices,
     bias: torch.Tensor | None = None,
     group: GroupLike = None,
     *,
@@ -150,7 +150,7 @@ def linear_reduce_scatter(
     """
     xs = [x] if isinstance(x, torch.Tensor) else list(x)
     layer = _prepare_layer(_SCATTER, x, weight, group, (1, main_grad))
-    parts = [scattered_rows((layer.operator, layer.place), each, dim) for each in xs]
+    parts = [scattered_rows((layer.operator, layer.group_rank), each, dim) for each in xs]
     rows = parts[0]
     operands = {
         "x": [part.matrix for part in parts] if len(parts) > 1 else rows.matrix, "w": layer.weights,
@@ -163,8 +163,8 @@ def linear_reduce_scatter(
 
 
 def linear_all_reduce(
-    x: Factors,
-    weight: Factors,
+    x: Matrices,
+    weight: Matrices,
     bias: torch.Tensor | None = None,
     group: GroupLike = None,
     *,
@@ -207,53 +207,58 @@ def is_transformed() -> bool:
     return bool(are_functorch_transforms_active()) or current_level() >= 0
 
 
-def check_untransformed(name: str, group: GroupLike, factors: Iterable[Any]) -> None:
-    """Raise InputError, on every rank, inside a torch.func transform such as `vmap`, and for a tensor with a tangent:
-    operators run below both, and would drop them."""
+def check_untransformed(name: str, group: GroupLike, tensors: Iterable[Any]) -> None:
+    """Raise InputError, on every rank, inside a torch.func transform such as `vmap`, and for tensors with a tangent:
+    operators run below both, and would silently drop them."""
     if are_functorch_transforms_active():
         found = "a transform of torch.func is active"
-    elif any(_tangent_of(one) is not None for each in factors for one in (each if isinstance(each, list) else [each])):
-        found = "a factor carries a tangent of forward-mode AD"
+    elif any(_tangent_of(one) is not None for each in tensors for one in (each if isinstance(each, list) else [each])):
+        found = "an operand carries a tangent of forward-mode AD"
     else:
         return
     cure = "Differentiate by backward(), or call it outside of the transform"
     raise refused(group, InputError(f"{name} as torch.func and forward-mode AD ask", found, cure))
 
 
-def _tangent_of(factor: Any) -> torch.Tensor | None:
+def _tangent_of(tensor: Any) -> torch.Tensor | None:
     """Return the tangent of forward-mode AD, or None."""
-    is_dual = isinstance(factor, torch.Tensor) and factor.is_floating_point()
-    return forward_ad.unpack_dual(factor).tangent if is_dual else None
+    is_dual = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+    return forward_ad.unpack_dual(tensor).tangent if is_dual else None
 
 
 class _Layer(NamedTuple):
-    """A layer's operator and group. weights: as the operator takes them, `[k, n]` or a list. columns: its n."""
+    """A layer's operator, group and weights. weights: as the operator takes them, `[k, n]` or a list. columns: n."""
 
     operator: Operator
-    place: GroupRank
+    group_rank: GroupRank
     group: GroupLike
     weights: Any = None
     columns: int = 0
 
 
-def _run_operator(layer: _Layer, given: dict[str, Any], of_gradients: dict[str, Any]) -> list[torch.Tensor]:
-    """Run the operator. Return its results in order: products, z of a norm, gathered x. of_gradients: for backward."""
-    if given.get(NORM) is not None:
-        given = with_norm(given)
+def _run_operator(layer: _Layer, operands: dict[str, Any], backward_options: dict[str, Any]) -> list[torch.Tensor]:
+    """Run the operator, through torch's dispatcher if gradients are enabled.
+
+    backward_options: keywords that only the backward pass reads. Returns the results in order: products, z of a norm,
+    the gathered x. Raises what the operator raises.
+    """
+    if operands.get(NORM) is not None:
+        operands = with_norm(operands)
     if not is_read_by_compiler() and is_transformed():
-        check_untransformed(layer.operator.name, layer.group, given.values())
+        check_untransformed(layer.operator.name, layer.group, operands.values())
     if torch.is_grad_enabled():
-        return list(by_dispatcher(layer.operator, layer.place.name, given | of_gradients).values())
-    found = call(layer.operator, layer.group, given)
-    return [found[name] for name in results_named(given)]
+        return list(by_dispatcher(layer.operator, layer.group_rank.name, operands | backward_options).values())
+    found = call(layer.operator, layer.group, operands)
+    return [found[name] for name in results_named(operands)]
 
 
 def _prepare_layer(
-    operator: Operator, x: Any, weight: Factors, group: GroupLike, shard_and_grad: tuple[int, bool]
+    operator: Operator, x: Any, weight: Matrices, group: GroupLike, shard_and_grad: tuple[int, bool]
 ) -> _Layer:
-    """Check x and weights, and return the layer. x: one for all weights, or a list of one for each.
+    """Check x and weights, and return the layer. x: one for all weights, or a list with one for each.
 
-    shard_and_grad: the dimension along which DTensor weights are sharded; whether gradients go to `main_grad`.
+    shard_and_grad: (the dimension along which DTensor weights must be sharded, whether gradients go to `main_grad`).
+    Raises InputError or GroupError, on every rank.
     """
     if _is_plain(weight, x) and not shard_and_grad[1]:
         return _Layer(operator, place_of(group), group, weight.t(), weight.shape[0])
@@ -283,7 +288,7 @@ def _prepare_layer(
 
 
 def _is_plain(weight: Any, x: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a layer needs no more checks, as most: plain local tensors whose shapes fit."""
+    """Whether x and weight are plain local tensors whose shapes match, as is usual: no more checks are needed."""
     if x.__class__ not in _PLAIN or weight.__class__ not in _PLAIN or weight.dim() != 2 or not x.dim():
         return False
     return bool(weight.is_contiguous()) and x.shape[-1] == weight.shape[1]
@@ -307,7 +312,7 @@ def _group_of_weights(operator: Operator, weights: list[Any], group: GroupLike) 
 
 
 def _weight_operand(layer: _Layer, weight: Any, name: str, shard_and_grad: tuple[int, bool]) -> Any:
-    """Return a weight `[n, k]` as the operator's `[k, n]`, dense. shard_and_grad: as in `_prepare_layer`."""
+    """Return a weight `[n, k]` as the operator's `[k, n]`, dense. shard_and_grad: see `_prepare_layer`."""
     shard_dim, has_main_grad = shard_and_grad
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
         found = f"got {list(weight.shape)}" if isinstance(weight, torch.Tensor) else f"got {type(weight).__name__}"
@@ -317,12 +322,12 @@ def _weight_operand(layer: _Layer, weight: Any, name: str, shard_and_grad: tuple
         try:
             shard = added_to_main_grad(layer.operator.name, shard)
         except InputError as error:
-            raise refused(layer.place.name, error) from None
+            raise refused(layer.group_rank.name, error) from None
     return (shard if shard.is_contiguous() or shard.t().is_contiguous() else shard.contiguous()).t()
 
 
 def _norm_operand(norm: RmsNorm | None, as_rows: Callable[[torch.Tensor], torch.Tensor]) -> RmsNorm | None:
-    """Return a norm with its residual as a matrix. as_rows: makes a matrix of the result's shape."""
+    """Return a norm whose residual is a matrix. as_rows: reshapes a tensor of the result's shape to the operator's."""
     if norm is None:
         return None
     residual = None if norm.residual is None else as_rows(norm.residual)
@@ -334,7 +339,10 @@ def _bias_operand(layer: _Layer, bias: Any, shard_dim: int | None) -> torch.Tens
 
 
 def _local_shard(layer: _Layer, tensor: Any, name: str, shard_dim: int | None) -> Any:
-    """Return the local shard of a DTensor, and any other tensor as it is. shard_dim: None requires Replicate()."""
+    """Return the local shard of a DTensor, and any other tensor as it is.
+
+    shard_dim: the placement must be Shard(shard_dim); Replicate() if None. Raises InputError, on every rank.
+    """
     if not _is_dtensor(tensor):
         return tensor
     (placement,) = tensor.placements
@@ -350,4 +358,4 @@ def _is_dtensor(tensor: Any) -> bool:
 
 def _layer_error(layer: _Layer, asked: str, found: str, cure: str) -> Exception:
     """Return an InputError that every rank raises."""
-    return refused(layer.place.name, InputError(f"{layer.operator.name}: {asked}", found, cure))
+    return refused(layer.group_rank.name, InputError(f"{layer.operator.name}: {asked}", found, cure))

@@ -31,6 +31,7 @@ ROOMS = {
     "attention": ("ops",),
     "layers": ("functional",),
     "adapters": ("layers", "moe", "attention"),
+    "parallel": ("adapters",),
     "block": ("adapters",),
     "cli": ("block",),
 }
@@ -55,6 +56,7 @@ THIRD_PARTY = {
     "attention": ("torch",),
     "layers": ("torch",),
     "adapters": ("torch", "transformers", "megatron", "deepspeed", "torchtitan", "spmd_types", "vllm"),
+    "parallel": ("torch",),
     "block": ("msgspec", "torch"),
     "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),
 }

@@ -31,14 +31,14 @@ import overweave as ow
 from campaigns.host import no_gpu
 from campaigns.host.host_cases import CASES, Case, Sizes, call_of
 from campaigns.host.no_gpu import Graph, group_without_gpus
-from overweave.memory.board.records import ENTRIES
+from overweave.memory.board.records import ENTRIES, Pause
 from overweave.ops.call import groups, prepared
 from overweave.runtime.host.processes import run_ranks
 
 # What Python does for calls on two CPU ranks, `push` with bias and silu: the first of a signature, and a later one.
-# `python -m campaigns.host_path --cold` prints it. What imports of modules do is left out, so that what is counted is
-# the work of the call: checks, agreement, the choice of a plan, its schedule and proof, binding, and the emulated run
-# itself.
+# `python -m campaigns.host_path --cold` prints it. What imports of modules do is left out, and all looks at peers that
+# were in vain, so that what is counted is the work of the call: checks, agreement, the choice of a plan, its schedule
+# and proof, binding, and the emulated run itself.
 # files: of the package, that the first call enters.
 
 WORLD_SIZE, M, N, K = 2, 64, 32, 32
@@ -46,6 +46,8 @@ PLANS = ("push", None)
 WARM_CALLS = 100  # a call that waits for its peer polls: the least of so many does not
 _IMPORT = "_find_and_load"  # the function of importlib under which a module's code runs
 _PACKAGE = str(Path(ow.__file__).parent)
+# A loop that waits makes a pause when it begins and after whatever came, and calls it after each look in vain.
+_NEW_PAUSE, _LOOKED_IN_VAIN = Pause.__init__.__code__, Pause.__call__.__code__
 
 
 class CpuCalls(NamedTuple):
@@ -77,15 +79,22 @@ def _count_calls(plan: str | None) -> tuple[dict[str, int], int, int]:
 
 
 def _entered(call: Callable[[], object]) -> Counter[str]:
-    """Return how many functions of each file a call enters, without those of imports."""
+    """Return how many functions of each file a call enters, without those of imports and of looks in vain."""
     entered: Counter[str] = Counter()
+    before_look: Counter[str] = Counter()
     importing = 0
 
     def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal importing
+        nonlocal importing, before_look
         is_import = frame.f_code.co_name == _IMPORT
         if event == "call" and not importing and not is_import:
-            entered[frame.f_code.co_filename] += 1
+            if frame.f_code is _NEW_PAUSE:
+                before_look = entered.copy()
+            elif frame.f_code is _LOOKED_IN_VAIN:
+                entered.clear()
+                entered.update(before_look)
+            else:
+                entered[frame.f_code.co_filename] += 1
         importing += is_import * ((event == "call") - (event == "return"))
 
     sys.setprofile(note)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from campaigns.lint.lint_case import Case
 from overweave.compiler.emit.emit import PARAMETERS, load_generated, parameters_of
-from overweave.compiler.emit.fuse import weaving_of
+from overweave.compiler.emit.fuse import fusion_options
 from overweave.errors import ScheduleError
 from overweave.ops.author.compile import FusedKernel, compile
 from tools.aot import Source
@@ -164,20 +164,20 @@ def authored_case(folder: Path, file: str, author: Author, wanted: Mapping[str, 
     fused: FusedKernel = compile(f"{KERNELS / file}.py:{author.name}", wanted)
     numbers = {**author.numbers, **{name: value for name, value in author.constants.items() if type(value) is int}}
     space, plan = fused.kernel.space(numbers), fused.plan(numbers, WORLD_SIZE, rank=0)
-    weaving = weaving_of(plan, space, fused.wanted)
-    if weaving != fused.weaving():
+    options = fusion_options(plan, space, fused.schedules)
+    if options != fused.fusion_options():
         raise ScheduleError(f"fuse {author.name}", "its plan asks for other waits than its schedules", "Report this")
     function = load_generated(folder, author.name, fused.source())
     integers = {name: "i32" for name in author.numbers if name not in author.constants}
     own = {
-        name: kind for name, kind in author.types.items() if f"overweave_{name}" in parameters_of(fused.kernel, weaving)
+        name: kind for name, kind in author.types.items() if f"overweave_{name}" in parameters_of(fused.kernel, options)
     }
     arrived = {f"overweave_{name}": kind for name, kind in own.items()}
-    placed = {"overweave_places": "*i64"} if weaving.stored_at_peers else {}
-    carrying = {"overweave_targets": "*i64", "overweave_slices": "i32"} if weaving.push_path else {}
+    placed = {"overweave_places": "*i64"} if options.stored_at_peers else {}
+    carrying = {"overweave_targets": "*i64", "overweave_slices": "i32"} if options.push_path else {}
     signature = {**author.types, **integers, **arrived, **PROTOCOL, **carrying, **placed}
     divisible = [name for name in integers if author.numbers[name] % 16 == 0]
     aligned = dict.fromkeys((*(name for name, kind in signature.items() if kind.startswith("*")), *divisible), 16)
     config = " ".join(f"{tensor}={how}" for tensor, how in wanted.items())
     source = Source(function, signature, dict(author.constants), aligned, author.options, config)
-    return Case(source, contract_of(fused.kernel, weaving, author.depth))
+    return Case(source, contract_of(fused.kernel, options, author.depth))

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from campaigns.lint.authored_cases import AUTHORS, KERNELS, WORLD_SIZE, Author
 from campaigns.tables.table_rows import Row, show, verdicts, write
 from overweave.compiler.emit.emit import emit, load_generated
-from overweave.compiler.emit.fuse import weaving_of
+from overweave.compiler.emit.fuse import fusion_options
 from overweave.ops.author.compile import compile
 
 REPEATS = 3
@@ -42,7 +42,7 @@ def compiled_us(file: str, author: Author, exchanges: Mapping[str, str]) -> floa
         started_ns = time.perf_counter_ns()
         fused = compile(f"{KERNELS / file}.py:{author.name}", exchanges)
         plan = fused.plan(numbers, WORLD_SIZE, rank=0)
-        text = emit(fused.kernel, weaving_of(plan, fused.kernel.space(numbers), fused.wanted))
+        text = emit(fused.kernel, fusion_options(plan, fused.kernel.space(numbers), fused.schedules))
         load_generated(Path(folder), author.name, text)
         return (time.perf_counter_ns() - started_ns) / 1e3
 

@@ -1,1 +1,1 @@
-"""Thin plugs between overweave and what others built: torch's fused operators, parallel styles, model libraries."""
+"""Thin layers between overweave and torch's fused operators, torch's parallel styles, and model libraries."""

@@ -22,7 +22,7 @@ with names_of("deepspeed"):
 
 
 def _forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-    """Return the product, summed over ranks; by DeepSpeed if it leaves the sum to a compiler, or widths are uneven."""
+    """Return the product summed over ranks; by DeepSpeed if a compiler does the sum, or shards differ in width."""
     is_sharded = self.is_tp_parallel and not self.defer_collectives_to_compiler
     if not (is_sharded and len(set(self._partition_sizes)) == 1 and is_dense(input, self.weight)):
         result: torch.Tensor = _REPLACED.original(self, input)

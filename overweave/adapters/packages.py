@@ -1,4 +1,4 @@
-"""Other packages: their tested versions, errors for others, and classes whose forward an adapter replaces."""
+"""The packages that adapters support: tested versions, errors for others, and classes whose forward is replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from overweave.ops.call.operands import DTYPES
 
 
 class Versions(NamedTuple):
-    """package: its name on an index. first, last: the oldest and the newest minor version that was tested."""
+    """The tested versions of a package. package: its name on PyPI. first, last: oldest and newest minor version."""
 
     package: str
     first: str
@@ -25,7 +25,7 @@ class Versions(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """The requirement for pip."""
+        """The pip requirement."""
         major, minor = self.last.split(".")
         return f"{self.package}>={self.first},<{major}.{int(minor) + 1}"
 
@@ -46,7 +46,7 @@ ADAPTED = {
 
 @contextmanager
 def names_of(adapter: str) -> Iterator[None]:
-    """A context in which an adapter imports names of its package; a newer version than tested may still have them.
+    """Enter a context in which an adapter imports from its package; versions newer than tested are tried, too.
 
     Raises MachineError, with the tested versions, if the package is missing, too old, or lacks a name.
     """
@@ -70,7 +70,7 @@ Forward = Callable[..., Any]
 
 
 class ReplacedForward:
-    """The forward of one class. original: that of its package."""
+    """Replaces the forward of one class by overweave's, and restores it. original: the forward before."""
 
     def __init__(self, owner: type[nn.Module], forward: Forward) -> None:
         self.original: Forward = owner.forward
@@ -105,7 +105,7 @@ def is_dense(x: torch.Tensor, weight: object) -> bool:
 
 
 def obstacle_of(weight: Any) -> str:
-    """Why overweave multiplies by no such weight, whatever x is; empty: it does. weight: a tensor, or a DTensor."""
+    """Return why overweave does not support a weight, whatever x is; empty if it does. weight: a tensor or DTensor."""
     part = getattr(weight, "_local_tensor", weight)
     if part.__class__ not in PLAIN:
         return f"its weight is a {type(part).__name__}"

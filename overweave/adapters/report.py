@@ -16,7 +16,7 @@ class Site:
 
 @dataclass
 class Report:
-    """The counts by name. replaced: operator -> where a kernel over overweave's was registered."""
+    """The counts by name. replaced: operator -> where a kernel that overrides overweave's was registered."""
 
     is_installed: bool = False
     operators: dict[str, Site] = field(default_factory=dict)
@@ -35,5 +35,5 @@ SITES: dict[str, Site] = {}
 
 
 def site(name: str) -> Site:
-    """Return the counts of an operator; they survive `uninstall`."""
+    """Return the counts of an operator or adapter, created on first use; `uninstall` keeps them."""
     return SITES.setdefault(name, Site())

@@ -1,4 +1,4 @@
-"""Tensors of any rank as matrices of rows, and back: the gathered or scattered dimension leads."""
+"""Tensors of any rank as matrices of rows, and back; the gathered or scattered dimension comes first."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from overweave.ir.shards import shard_rows
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.route import place_of
 
-GradientResults = list[torch.Tensor | None]
+Results = list[torch.Tensor | None]
 
 
 class RowGather(NamedTuple):
-    """The split of dimension `dim`, of global length `size`, over the ranks of a group: that of `torch.chunk`."""
+    """A tensor's dimension `dim`, of global length `size`, split over the ranks of a group as by `torch.chunk`."""
 
     dim: int
     group: str
@@ -27,31 +27,31 @@ class RowGather(NamedTuple):
         return self.size if self.size % place_of(self.group).world_size else None
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's rows of the whole tensor: a view."""
+        """Return this rank's part of the gathered tensor, a view."""
         place = place_of(self.group)
         lo, hi = shard_rows(self.size, place.world_size, place.rank)
         return whole.narrow(self.dim, lo, hi - lo)
 
 
 def as_rows(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return `[.., S at dim, .., k]` as a contiguous matrix `[S * others, k]`; a copy unless `dim` leads already."""
+    """Return `[.., S at dim, .., k]` as a contiguous matrix `[S * others, k]`; a copy unless `dim` is the first."""
     return x.movedim(dim, 0).flatten(0, -2).contiguous()
 
 
 def as_before(rows: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return a matrix `[S' * others, n]` as `[.., S' at dim, .., n]`, a view, with the other dimensions of `like`."""
+    """Undo `as_rows`: view `[S' * others, n]` as `[.., S' at dim, .., n]`, the other dimensions those of `like`."""
     others = [extent for index, extent in enumerate(like.shape[:-1]) if index != dim]
     leading = rows.shape[0] // max(1, torch.Size(others).numel())
     return rows.view(leading, *others, rows.shape[-1]).movedim(0, dim)
 
 
 def averaged(total: torch.Tensor, reduce_op: str, group: str) -> torch.Tensor:
-    """Divide a sum over ranks by their number, in place, if reduce_op is avg."""
+    """Divide a sum over ranks by their number, in place, if reduce_op is "avg"."""
     return total.div_(group_of(group).world_size) if reduce_op == "avg" else total
 
 
 def gathered_by_c10d(shard: torch.Tensor, gather: RowGather) -> torch.Tensor:
-    """all_gather(shard, dim), contiguous."""
+    """Return all_gather(shard, dim), contiguous, by torch's functional collective; unequal shards are padded."""
     ranks, collectives = group_of(gather.group).world_size, c10d_functional
     missing = -(-gather.size // ranks) - shard.shape[gather.dim]
     rows = shard.movedim(gather.dim, 0)
@@ -63,7 +63,7 @@ def gathered_by_c10d(shard: torch.Tensor, gather: RowGather) -> torch.Tensor:
 
 
 def scattered_by_c10d(whole: torch.Tensor, dim: int, group: str) -> torch.Tensor:
-    """This rank's part of the sum over ranks, contiguous."""
+    """Return reduce_scatter(whole, dim), contiguous, by torch's functional collective; W must divide the dimension."""
     ranks, collectives = group_of(group).world_size, c10d_functional
     own = collectives.wait_tensor(collectives.reduce_scatter_tensor(as_rows(whole, dim), "sum", ranks, group))
     return as_before(own, whole, dim).contiguous()

@@ -3,9 +3,9 @@
     torchtitan ... --override.imports overweave.adapters.torchtitan.qkv,overweave.adapters.torchtitan.row_parallel,\
 overweave.adapters.torchtitan.feed_forward
 
-of a model whose configuration says `tp_gemm_backend="dist_gemm"`, with sequence parallelism. Sequences are gathered and
-scattered along their own dimension, and SwiGLU is one operator. Parameters, their sharding and checkpoints are
-torchtitan's. `overweave.install()` without these overrides puts overweave behind the operators that `dist_gemm` calls.
+for a model whose configuration says `tp_gemm_backend="dist_gemm"`, with sequence parallelism. Sequences are gathered
+and scattered along their own dimension, and SwiGLU is one operator. Parameters, their sharding and checkpoints are
+torchtitan's. Without these overrides, `overweave.install()` replaces the operators that `dist_gemm` calls.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ with names_of("torchtitan"):
 
 
 class Qkv(stock.AllGatherFusedQKVLinear):  # type: ignore[misc]  # torchtitan is not installed with it
-    """q, k and v of all rows; rows are gathered while they are multiplied."""
+    """The q, k and v projection; the all-gather of rows overlaps with the matmul."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(stock.AllGatherFusedQKVLinear.Config):  # type: ignore[misc]
-        """torchtitan's."""
+        """The configuration of torchtitan's module."""
 
     def forward(self, x: torch.Tensor) -> Any:
-        """`[B, S/W, h]` to q, k and v, each `[B, S, heads, d]`, contiguous."""
+        """Project `[B, S/W, h]` to q, k and v, each `[B, S, heads, d]`, contiguous."""
         group = _group(self.wqkv.weight)
         if group is None:
             return super().forward(x)
@@ -43,14 +43,14 @@ class Qkv(stock.AllGatherFusedQKVLinear):  # type: ignore[misc]  # torchtitan is
 
 
 class RowParallel(stock.RowParallelLinear):  # type: ignore[misc]
-    """An output projection whose sum over ranks is scattered while it is computed."""
+    """The output projection; the reduce-scatter overlaps with the matmul."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(stock.RowParallelLinear.Config):  # type: ignore[misc]
-        """torchtitan's."""
+        """The configuration of torchtitan's module."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`[B, S, h/W]` to `[B, S/W, h]`."""
+        """Project `[B, S, h/W]` to `[B, S/W, h]`."""
         group = _group(self.weight)
         if group is None:
             result: torch.Tensor = super().forward(input)
@@ -59,14 +59,14 @@ class RowParallel(stock.RowParallelLinear):  # type: ignore[misc]
 
 
 class FeedForward(stock.AllGatherFusedFeedForward):  # type: ignore[misc]
-    """SwiGLU; rows are gathered while they are multiplied, and reduce-scattered with the last product."""
+    """The SwiGLU MLP; its all-gather and its reduce-scatter overlap with the matmuls."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(stock.AllGatherFusedFeedForward.Config):  # type: ignore[misc]
-        """torchtitan's."""
+        """The configuration of torchtitan's module."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[B, S/W, h]` to the same."""
+        """Compute `[B, S/W, h]` -> `[B, S/W, h]`."""
         group = _group(self.w1.weight)
         if group is None:
             result: torch.Tensor = super().forward(x)
@@ -78,23 +78,23 @@ class FeedForward(stock.AllGatherFusedFeedForward):  # type: ignore[misc]
 
 @override(target=stock.AllGatherFusedQKVLinear.Config, exact=True, description="overweave: gather beside q, k, v")  # type: ignore[untyped-decorator]
 def qkv(config: Any) -> Any:
-    """Attention's input projection."""
+    """Return the configuration for overweave's q, k, v projection."""
     return derive(config, Qkv.Config)
 
 
 @override(target=stock.RowParallelLinear.Config, exact=True, description="overweave: scatter beside the projection")  # type: ignore[untyped-decorator]
 def row_parallel(config: Any) -> Any:
-    """Attention's output projection."""
+    """Return the configuration for overweave's output projection."""
     return derive(config, RowParallel.Config)
 
 
 @override(target=stock.AllGatherFusedFeedForward.Config, exact=True, description="overweave: SwiGLU")  # type: ignore[untyped-decorator]
 def feed_forward(config: Any) -> Any:
-    """The feed-forward layer."""
+    """Return the configuration for overweave's feed-forward layer."""
     return derive(config, FeedForward.Config)
 
 
 def _group(weight: torch.Tensor) -> Any:
-    """Return the tensor-parallel group. None where torchtitan's modules answer: one rank, type checking, or a weight
-    that overweave does not multiply by."""
+    """Return the tensor-parallel group; None if torchtitan's forward should run: one rank, type checking, or a weight
+    that overweave does not support."""
     return None if spmd_types.is_type_checking() or obstacle_of(weight) else stock._tp_group_from_context()

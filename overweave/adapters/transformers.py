@@ -29,28 +29,28 @@ with names_of("transformers"):
     from transformers.distributed import tensor_parallel as stock
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES  # it lives elsewhere from 5.22
 
-SITES = " of Transformers"  # behind the names of the styles, as `overweave.report()` counts them
+SITES = " of Transformers"  # suffix of the styles' names in `overweave.report()`
 
 
 class Colwise(stock.ColwiseParallel):  # type: ignore[misc]  # transformers has no types
-    """Each rank computes its columns; the gradient of the input is summed over ranks while it is computed."""
+    """Each rank computes its columns; the all-reduce of the input's gradient overlaps with its matmul."""
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
         """Replace the forward of a linear layer whose output stays sharded. Any other layer stays Transformers'."""
         is_supported = self.use_local_output and self.output_layouts == Shard(-1) and self.input_layouts == Replicate()
-        reason = _reason_layer_unsupported(module, is_supported)
+        reason = _layer_obstacle(module, is_supported)
         super().install_forward(module, mesh)
         return _with_forward(module, (self, mesh), reason)
 
 
 class Rowwise(stock.RowwiseParallel):  # type: ignore[misc]
-    """Each rank multiplies its columns of the input; the products are summed over ranks while they are computed."""
+    """Each rank multiplies its columns of the input; the sum over ranks overlaps with the matmul."""
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
         """Replace the forward of a linear layer. A quantized one stays Transformers'."""
         output = self.output_layouts
         is_output_supported = output == Replicate() or _is_shard(output)
-        reason = _reason_layer_unsupported(
+        reason = _layer_obstacle(
             module, self.use_local_output and self.input_layouts == Shard(-1) and is_output_supported
         )
         super().install_forward(module, mesh)
@@ -58,8 +58,10 @@ class Rowwise(stock.RowwiseParallel):  # type: ignore[misc]
 
 
 def _with_forward(module: nn.Module, style: tuple[Any, Any], reason: str) -> nn.Module:
-    """Give a layer overweave's forward, unless there is a reason against it. The forward is a bound method, so that a
-    deep copy of the layer computes with the copy's weights."""
+    """Give a layer overweave's forward, unless there is a reason against it, which is counted.
+
+    The forward is a bound method, so that a deep copy of the layer computes with the copy's weights.
+    """
     if reason:
         site(type(style[0]).__name__ + SITES).by_torch[reason] += 1
         return module
@@ -69,9 +71,9 @@ def _with_forward(module: nn.Module, style: tuple[Any, Any], reason: str) -> nn.
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """Return this rank's columns, or the sum over ranks; as Transformers does if there is a reason against it."""
+    """Return this rank's columns (Colwise) or the sum over ranks (Rowwise); by Transformers if it is unsupported."""
     style, weight, bias = module.overweave_style[0], module.weight, module.bias
-    counts, reason = site(type(style).__name__ + SITES), _reason_call_unsupported(x, weight)
+    counts, reason = site(type(style).__name__ + SITES), _call_obstacle(x, weight)
     if reason:
         counts.by_torch[reason] += 1
         return _stock_forward(module, x)
@@ -85,7 +87,8 @@ def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _stock_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """Compute as Transformers does. SOURCE: TensorParallelLayer.install_forward, a closure over one layer."""
+    """Run Transformers' tensor-parallel forward: a copy of it, since Transformers' is a closure over one layer, which
+    would compute with the original's weights after a deep copy. SOURCE: TensorParallelLayer.install_forward."""
     style, mesh = module.overweave_style
     arguments, options = style.transform_inputs_pre_forward(module, (x,), {}, mesh)
     with style.context_around_forward(module, mesh):
@@ -95,8 +98,9 @@ def _stock_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def register() -> None:
-    """Replace Transformers' styles `colwise` and `rowwise`; models that are loaded afterwards have overweave's. Experts
-    are computed by overweave where a model is loaded with `experts_implementation="overweave"`.
+    """Replace Transformers' styles `colwise` and `rowwise` for models that are loaded afterwards.
+
+    Also register `experts_implementation="overweave"`, with which a model is loaded to have overweave's experts.
 
     Raises InputError if they were replaced before.
     """
@@ -114,7 +118,7 @@ def unregister() -> None:
     ALL_PARALLEL_STYLES.register("rowwise", stock.RowwiseParallel())
 
 
-def _reason_layer_unsupported(module: nn.Module, is_supported: bool) -> str:
+def _layer_obstacle(module: nn.Module, is_supported: bool) -> str:
     """Return why a layer keeps Transformers' forward; empty if it gets overweave's."""
     kind = type(module)
     if not isinstance(module, nn.Linear) or getattr(module, "_hf_quantized_needs_local_tp", False):
@@ -124,7 +128,7 @@ def _reason_layer_unsupported(module: nn.Module, is_supported: bool) -> str:
     return "" if is_supported else "a layer with layouts that no operator of overweave has"
 
 
-def _reason_call_unsupported(x: object, weight: Any) -> str:
+def _call_obstacle(x: object, weight: Any) -> str:
     """Return why Transformers computes a call; empty if overweave does."""
     if torch.compiler.is_compiling():
         return "a compiler reads it"

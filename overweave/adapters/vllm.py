@@ -2,9 +2,9 @@
 
     OVERWEAVE_INSTALL=1 vllm serve ... --tensor-parallel-size 8
 
-vLLM calls overweave in each of its processes, by the entry point `vllm.general_plugins`; where OVERWEAVE_INSTALL is
-set, `plugin` replaces `RowParallelLinear.forward`. A program that builds its own engine calls `register()` before. vLLM
-runs layers that are quantized, or whose sum is deferred.
+vLLM calls `plugin` in each of its processes, by the entry point `vllm.general_plugins`, which, if OVERWEAVE_INSTALL is
+set, replaces `RowParallelLinear.forward`. A program that builds its own engine calls `register()` before. vLLM itself
+runs layers that are quantized, or whose all-reduce is deferred.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _forward(self: Any, input_: torch.Tensor) -> Any:
 
 
 def _is_summed(layer: Any) -> bool:
-    """Whether a layer has plain weights and sums over ranks at once."""
+    """Whether a layer has unquantized weights and all-reduces its result itself."""
     is_plain = type(layer.quant_method) is UnquantizedLinearMethod and not envs.VLLM_BATCH_INVARIANT
     return is_plain and layer.reduce_results and layer.input_is_parallel and layer.tp_size > 1
 

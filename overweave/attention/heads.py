@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
+from overweave.ops.call.collective import run_collective
 from overweave.ops.dispatch.collectives import WHERE, Exchange, agreed
 from overweave.ops.dispatch.torch_ops import TorchOp, define
 
@@ -48,7 +49,7 @@ def _exchange(
 
     def move(group: Group) -> torch.Tensor:
         if rows:
-            dist.all_to_all_single(landed, sent.contiguous(), source, to, group=group.process_group)
+            run_collective(group, dist.all_to_all_single, landed, sent.contiguous(), source, to)
         return landed
 
     agreed(group_name, f"{told}: heads{' back' * is_back}", move)
@@ -79,4 +80,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
 
 
 _EXCHANGE = f"(Tensor x, *, SymInt rows, bool is_back, {WHERE}) -> Tensor"
-define(TorchOp("exchange_heads", _EXCHANGE, _exchange, _exchange_fake, _backward, _keep))
+define(TorchOp("exchange_heads", _EXCHANGE, _exchange, _exchange_fake, _backward, _keep, is_twice_differentiable=True))

@@ -102,7 +102,7 @@ _OPTIONS = f"SymInt rows, bool is_causal, bool is_zigzag, int? window, float sca
 _ATTEND = f"({_OPERANDS}, *, {_OPTIONS}) -> (Tensor, Tensor)"
 _GRADIENTS = f"(Tensor dout, Tensor out, Tensor lse, {_OPERANDS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
 for _op in (
-    TorchOp("split_attention", _ATTEND, _attend, _attend_fake, _backward, _keep),
+    TorchOp("split_attention", _ATTEND, _attend, _attend_fake, _backward, _keep, is_twice_differentiable=True),
     TorchOp(
         "split_attention_gradients",
         _GRADIENTS,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
-from overweave.adapters.inductor.agreed import BESIDE, NAMESPACE
+from overweave.adapters.inductor.agreed import COMPARE, NAMESPACE
 from overweave.adapters.inductor.fusion import FuseCollectives
 from overweave.block.cases import CONTEXT, BlockCase
 from overweave.block.llama import Cache, TransformerBlock, styles
@@ -55,7 +55,7 @@ class Counted(CustomGraphPass):  # type: ignore[misc]
         """Run the fusing pass, if any, and count collectives."""
         if self.before is not None:
             self.before(graph)
-        names = [str(node.target) for node in graph.nodes if node.op == "call_function" and node.target is not BESIDE]
+        names = [str(node.target) for node in graph.nodes if node.op == "call_function" and node.target is not COMPARE]
         self.fused += sum(name.startswith(("symm_mem.fused", f"{NAMESPACE}.")) for name in names)
         self.unfused += sum(name.startswith("_c10d_functional.") and "wait" not in name for name in names)
 

@@ -56,7 +56,7 @@ _PATHS: Paths = {
         "aten._scaled_dot_product_cudnn_attention",
         "aten._scaled_dot_product_cudnn_attention_backward",
     ),
-    "torch.distributed._functional_collectives": ("AsyncCollectiveTensor",),
+    "torch.distributed._functional_collectives": ("AsyncCollectiveTensor", "all_to_all_single_autograd"),
     "torch.distributed._symmetric_memory": (
         "",
         "_maybe_convert_scalar_types_to_dtypes",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache, reduce
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, Literal, NamedTuple
 
 from overweave.errors import KernelUnavailable, MachineError
@@ -34,11 +34,14 @@ def tested(package: str) -> str:
 
 @cache
 def installed(package: str) -> str:
-    """Return the version of an installed package, read once a process; `missing` if there is none."""
+    """Return the version of an installed package, read once a process; `not installed` if there is none."""
     try:
-        return version(package)
+        found = distribution(package)
     except PackageNotFoundError:
-        return "missing"
+        return "not installed"
+    # `metadata.version` parses the whole file as an e-mail: of Triton more calls than a tenth of what a first call is.
+    line = re.search(r"^Version: *(\S+)", found.read_text("METADATA") or "", re.MULTILINE)
+    return line.group(1) if line else found.version
 
 
 _ERRORS = {"torch": MachineError, "triton": KernelUnavailable}

@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 class Channel(NamedTuple):
-    """One rank's view of a TileChannel in one call. Kernels only pass it on.
+    """A TileChannel on one rank, in one call. Kernels pass it to the primitives, and read no field.
 
     signals: this rank's, int32. peers: the address of each rank's signals, int64. words, limits: arguments of waits
     (memory/device/signals.py). producer_table, consumer_table: a dynamic mapping, int32 (lang/mapping.py), None for the
@@ -34,7 +34,7 @@ class Channel(NamedTuple):
 
 
 class SymmetricTensor(NamedTuple):
-    """A symmetric matrix. own: pointer to this rank's. addresses: of each rank's, int64."""
+    """A symmetric matrix. own: pointer to this rank's. addresses: of every rank's, int64. layout: a SymmetricLayout."""
 
     own: Any
     addresses: Any
@@ -43,7 +43,7 @@ class SymmetricTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class SymmetricLayout:
-    """stride: elements from row to row. is_shard: each rank holds its own shard's rows only, from row 0 on."""
+    """stride: elements from row to row. is_shard: each rank stores only its shard's rows, the first one at row 0."""
 
     stride: int
     is_shard: bool
@@ -51,7 +51,7 @@ class SymmetricLayout:
 
 @dataclass(frozen=True)
 class Folded:
-    """Wraps plain data so that each attribute is a constexpr to Triton's compiler."""
+    """Wraps a dataclass so that Triton's compiler sees each attribute as a constexpr."""
 
     data: Any
 
@@ -62,5 +62,5 @@ class Folded:
 
 
 def folded(value: Any) -> tl.constexpr:
-    """Return a value as a constexpr."""
+    """Return a value as a constexpr; a dataclass wrapped, so that its attributes are constexprs, too."""
     return tl.constexpr(Folded(value) if is_dataclass(value) else value)

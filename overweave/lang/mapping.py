@@ -1,6 +1,6 @@
 """The static mapping of tiles: the rows of a tile, the rank that owns them, and the counter that it adds to.
 
-A `TileChannel` is plain data that a kernel gets as a constant, folded into its code. The mapping is implemented twice,
+A `TileChannel` is plain data that a kernel gets as a constexpr. The mapping is implemented twice,
 for the host as methods and for the device in `lang/primitives.py`; a test compares them.
 SOURCE: TileLink, section 4.1 (f_S, f_R, f_C; their BlockChannel).
 """
@@ -18,10 +18,10 @@ MAPPING_COLUMNS = ("low", "high", "rank", "channel", "channel_end")
 
 @dataclass(frozen=True)
 class Tiles:
-    """A matrix `[rows, cols]` cut into tiles. Each of `shards` ranks owns rows, split as by torch.chunk.
+    """A matrix `[rows, cols]` divided into tiles. Each of `shards` ranks owns a range of rows, split as by torch.chunk.
 
     Tiles are numbered shard by shard, row-major within a shard, and none straddles two shards. If rows are few, the
-    last tiles of a shard are short or empty; they are notified like the others.
+    last tiles of a shard are short or empty; they are signalled like the others. Raises InputError for other values.
     """
 
     rows: int
@@ -130,12 +130,12 @@ class TileChannel:
 
     @property
     def signals(self) -> int:
-        """How many signals there are: the counters, then one for each tile and rank if has_peers."""
+        """How many signals there are: the counters, then, if has_peers, one for each pair of tile and rank."""
         return self.counters + (self.tiles.count * self.world_size if self.has_peers else 0)
 
     @property
     def down(self) -> int:
-        """Rows of producers' tiles a counter; the last counters of a shard may have fewer."""
+        """Rows of producers' tiles for each counter; the last counters of a shard may have fewer."""
         return -(-self.tiles.down // self.channels)
 
     def counter_of(self, tile: int) -> int:

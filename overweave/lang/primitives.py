@@ -8,9 +8,9 @@ The host's side (`rank_notify`, `rank_wait`, `rank_copy_data`) is in ops/author/
 and for the interpreter: memory/device/signals.py has both forms of what waits and notifies.
 
 A notify is a release: stores of any thread of the CTA before it are visible to the CTA that waits for it. A wait is an
-acquire: no load behind it moves before it. Triton moves no access across either, and does not pipeline a loop that
-contains one: keep waits outside the main loop, and check with the lint. A wait has a deadline. Its verdict is 1, or 0
-if it failed; a tile that depends on a failed wait is stored as NaN (`voided`) and notifies nobody.
+acquire: no load after it moves before it. Triton moves no access across either, and does not pipeline a loop that
+contains one: keep waits outside the main loop, and check with the lint. A wait has a deadline; its verdict is 1, or 0
+if it failed. A tile that depends on a failed wait is stored as NaN (`voided`) and signals no one.
 SOURCE: TileLink, table 3 and sections 3.2 and 4.
 """
 
@@ -51,14 +51,14 @@ HIGH = tl.constexpr(MAPPING_COLUMNS.index("high"))
 RANK = tl.constexpr(MAPPING_COLUMNS.index("rank"))
 CHANNEL = tl.constexpr(MAPPING_COLUMNS.index("channel"))
 CHANNEL_END = tl.constexpr(MAPPING_COLUMNS.index("channel_end"))
-NEVER = tl.constexpr(1 << 30)  # a count that no signal reaches: a wait for an invalid signal ends by its deadline
+NEVER = tl.constexpr(1 << 30)  # a count that no signal reaches, so that a wait for an invalid signal times out
 
 
 @triton.jit
 def producer_tile_notify(channel, tile, MODE: tl.constexpr, verdict=1, rank=None):
     """Mark a producer's tile done: add one to its counter on this rank, on the rank that owns it, or on every rank.
 
-    P2P: on the rank that owns it, or on `rank`. verdict: of the tile's own wait; 0 notifies nobody.
+    P2P: on the rank that owns it, or on `rank`. verdict: of the tile's own wait; if it is 0, nothing is signalled.
     """
     counter = _producer_counter(channel, tile)
     if MODE == "local":
@@ -233,7 +233,7 @@ def _count_of(channel, counter):
 
 @triton.jit
 def _rows(table, tiles: tl.constexpr, tile):
-    """The rows `[low, high)` of a tile, by a dynamic mapping or, where there is none, by the static one."""
+    """Return the rows `[low, high)` of a tile, by the dynamic mapping `table` or, if it is None, by the static one."""
     if table is None:
         low, high = _static_rows(tiles, tile)
     else:
@@ -258,7 +258,7 @@ def _column(tiles: tl.constexpr, tile):
 
 @triton.jit
 def _entry(table, tiles: tl.constexpr, tile, COLUMN: tl.constexpr):
-    """Load one entry of a dynamic mapping, which has one row for each row of tiles."""
+    """Load a column of a dynamic mapping, which has one row for each row of tiles."""
     return tl.load(table + tile // tiles.across * COLUMNS + COLUMN)
 
 
@@ -270,7 +270,7 @@ def _peer_signal(channel, tile, rank):
 
 @triton.jit
 def _raise_signal(channel, rank, signal, verdict):
-    """Add one to a signal of `rank`, behind a CTA barrier and with release; do nothing for an invalid signal."""
+    """Add one to a signal of `rank`, after a CTA barrier and with release; do nothing for an invalid signal."""
     signal = tl.full((), 0, tl.int32) + signal
     is_valid = (signal >= 0) & (signal < channel.layout.signals)
     signals_of_rank = tl.load(channel.peers + rank).to(channel.signals.dtype)

@@ -1,6 +1,6 @@
 """Device functions of a fused kernel: its tile table, the work counter, waits, notifies and pushes.
 
-A verdict is 1, or 0 if a wait failed: then the tile is stored as NaN and nobody is notified.
+A verdict is 1, or 0 if a wait timed out: then the tile is stored as NaN and its signal is not raised.
 """
 
 import triton
@@ -84,15 +84,16 @@ FINISHES = tl.constexpr(TileRow._fields.index("finishes"))
 TO = tl.constexpr(TileRow._fields.index("to"))
 SHIFT = tl.constexpr(TileRow._fields.index("shift"))
 
-# Slices that tiles push: columns of the tiles' rows, and of the table of addresses (memory/lower.py).
+# Slices that tiles push: columns of the tile table that hold something else in other plans, and columns of the table of
+# addresses (memory/lower.py).
 SLICES_BEFORE, CLAIMS_SLICES = COL, WIDTH
 SLICE_TARGET = tl.constexpr(0)
 SLICE_SIGNALS = tl.constexpr(1)
 SLICE_ORIGIN = tl.constexpr(2)
 SLICE_WIDTH = tl.constexpr(3)
 SLICE_COLUMNS = tl.constexpr(4)
-SLICE_CLAIMS = tl.constexpr(3)  # their work counter, behind those of tiles, sums and pushes
-SLICE_BLOCK = tl.constexpr(4096)  # int32 a copy step
+SLICE_CLAIMS = tl.constexpr(3)  # index of their work counter, after those of tiles, sums and pushes
+SLICE_BLOCK = tl.constexpr(4096)  # int32 words per copy step
 
 COMPLETE_ASSEMBLY = tl.constexpr(COMPLETE_BULK_STORES)
 FROM_OWN_SHARD = tl.constexpr(OWN_SHARD)
@@ -102,19 +103,20 @@ ADDS_NOTHING = tl.constexpr(NO_ADDENDS)
 
 @triton.jit
 def claim_tile(claims):
-    """Claim the next row of the table. In table order, so that no running CTA waits for one that is not resident."""
+    """Claim the next row of the table, by an atomic counter: rows run in table order, so that no CTA waits for a tile
+    that no resident CTA has claimed."""
     return tl.atomic_add(claims, 1, sem="relaxed", scope="gpu")
 
 
 @triton.jit
 def read_column(table, tile, COLUMN: tl.constexpr, DIVISOR: tl.constexpr = 1):
-    """Load one entry of a row. DIVISOR: the entry is a multiple of it, which no compiler infers from a load."""
+    """Load a column of a row. DIVISOR: a hint that the value is a multiple of it, as the compiler cannot infer."""
     return tl.multiple_of(tl.load(table + tile * COLUMNS + COLUMN), DIVISOR)
 
 
 @triton.jit
 def wait_for_tile(table, tile, signals, words, limits, world_size):
-    """Prologue: wait for the signals of the row. Return 1, or 0 if the wait failed."""
+    """Prologue: wait for the signals of the row, with acquire. Return 1, or 0 if the wait failed."""
     return wait_for_signals(
         signals,
         read_column(table, tile, WAIT_LO),
@@ -131,7 +133,7 @@ def wait_for_tile(table, tile, signals, words, limits, world_size):
 
 @triton.jit
 def read_duties(table, tile):
-    """Read the signals of a row's wait, ahead of it: low, high, count, and one more signal with its own count."""
+    """Load which signals a row waits for, ahead of the wait: (low, high, count, one more signal, its count)."""
     low, high = read_column(table, tile, WAIT_LO), read_column(table, tile, WAIT_HI)
     count = read_column(table, tile, WAIT_COUNT)
     return low, high, count, read_column(table, tile, ALSO), read_column(table, tile, ALSO_COUNT)
@@ -139,7 +141,7 @@ def read_duties(table, tile):
 
 @triton.jit
 def wait_for_duties(duties, operation, signals, words, limits, world_size):
-    """Wait for the signals of `read_duties`, polling all of them at once. Return 1, or 0 if the wait failed."""
+    """Wait for the signals of `read_duties`, one lane polling each. Return 1, or 0 if the wait failed."""
     low, high, count, also, also_count = duties
     return wait_for_signals_by_lanes(
         signals, low, high, count, also, also_count, operation, words, limits, world_size
@@ -148,7 +150,7 @@ def wait_for_duties(duties, operation, signals, words, limits, world_size):
 
 @triton.jit
 def finish_tile(table, tile, signals, verdict):
-    """Epilogue: notify that the tile is stored, unless the row has no signal or a wait failed."""
+    """Epilogue: add one to the row's signal, with release, unless it has none or a wait failed."""
     signal = read_column(table, tile, SIGNAL)
     if signal != SIGNALS_NOBODY:
         notify(signals + signal * STRIDE, verdict == 1)
@@ -156,26 +158,26 @@ def finish_tile(table, tile, signals, verdict):
 
 @triton.jit
 def announce_tile(table, tile, signals):
-    """Epilogue of a kernel that waits for nothing: notify that the tile is stored, unless the row has no signal."""
+    """`finish_tile` of a kernel that does not wait."""
     finish_tile(table, tile, signals, tl.full((), 1, tl.int32))
 
 
 @triton.jit
 def place_count(table, tile, places, world_size):
-    """Return on how many ranks a tile is stored: one, its own or a peer, or all."""
+    """Return on how many ranks a tile is stored: 1 (this one or a peer), or all."""
     return tl.load(_place(table, tile, places, 0, world_size) - 1).to(tl.int32)
 
 
 @triton.jit
 def away(table, tile, places, place, world_size, pointer):
-    """Return the distance in elements from `pointer` to the tile on its rank number `place`; 16-byte aligned."""
+    """Return the offset from `pointer` to the tensor on destination rank `place`, in elements; 16-byte aligned."""
     distance = tl.load(_place(table, tile, places, place, world_size))
     return tl.multiple_of(distance, 128 // pointer.dtype.element_ty.primitive_bitwidth)
 
 
 @triton.jit
 def finish_tile_at(table, tile, places, verdict, world_size):
-    """Epilogue: notify every rank on which the tile is stored and waited for, unless a wait failed."""
+    """Epilogue: add one to the tile's signal on every rank that stores and waits for it, unless a wait failed."""
     signal = read_column(table, tile, SIGNAL)
     if signal != SIGNALS_NOBODY:
         for place in range(place_count(table, tile, places, world_size)):
@@ -186,21 +188,22 @@ def finish_tile_at(table, tile, places, verdict, world_size):
 
 @triton.jit
 def announce_tile_at(table, tile, places, world_size):
-    """`finish_tile_at` of a kernel that waits for nothing."""
+    """`finish_tile_at` of a kernel that does not wait."""
     finish_tile_at(table, tile, places, tl.full((), 1, tl.int32), world_size)
 
 
 @triton.jit
 def _place(table, tile, places, place, world_size):
-    """Return the entry of a rank in `places`: an operation has a count, then (distance, signals) a rank."""
+    """Return the entry of a destination in `places`: per operation a count, then (offset, signal address) a rank."""
     return places + read_column(table, tile, OPERATION) * (1 + 2 * world_size) + 1 + 2 * place
 
 
 @triton.jit
 def push_slices(table, tile, claims, targets, source, first, slices, BULK: tl.constexpr):
-    """Before a tile: claim slices and push them to peers, one or, if the tile's row says so, more, while there are any.
+    """Before a tile: claim slices from a work counter and push them to peers: at least one, more if the row says so.
 
-    first: the row of the first slice. source: the caller's shard, which is read only by slices whose row says so.
+    first: the table row of the first slice. slices: how many there are. source: the caller's shard, which is read for
+    slices whose row says so. BULK: copy by bulk (TMA) instructions.
     """
     if read_column(table, tile, CLAIMS_SLICES) != 0:
         batch = read_column(table, tile, SLICES_BEFORE)
@@ -215,7 +218,7 @@ def push_slices(table, tile, claims, targets, source, first, slices, BULK: tl.co
 
 @triton.jit
 def push_slice(table, row, targets, source, BULK: tl.constexpr):
-    """Copy a slice of whole rows to a peer, then add one to the peer's signal."""
+    """Copy a slice of whole rows to a peer, then add one to the peer's signal, with release."""
     addresses = targets + read_column(table, row, OPERATION) * SLICE_COLUMNS
     width = tl.multiple_of(tl.load(addresses + SLICE_WIDTH), 4)
     start, source_row = read_column(table, row, ROW), read_column(table, row, SOURCE_ROW)
@@ -233,13 +236,16 @@ def push_slice(table, row, targets, source, BULK: tl.constexpr):
 
 @triton.jit
 def tile_number(table, tile):
-    """Return the author's number of the tile in a row of the table."""
+    """Return the author's tile id of a row of the table."""
     return read_column(table, tile, ROW)
 
 
 @triton.jit
 def select_source(table, tile, shard, arrived, row_elements):
-    """Return the pointer from which a tile loads: the caller's shard, shifted by the rows before it, or `arrived`."""
+    """Return the base pointer of a tile's loads: the shard's, shifted so that global rows index it, or `arrived`.
+
+    arrived: the receive buffer. row_elements: elements of a row.
+    """
     offset = read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_elements
     return tl.where(read_column(table, tile, SOURCE) == FROM_OWN_SHARD, shard - offset, arrived)
 
@@ -252,13 +258,13 @@ def blocks(extent, block):
 
 @triton.jit
 def part_low(table, part, low):
-    """Return the start of a loop from `low`, clipped to a part of its axis."""
+    """Return `low`, the start of a loop, clipped to a part of the streamed axis."""
     return tl.maximum(read_column(table, part, ROW), low)
 
 
 @triton.jit
 def part_high(table, part, high):
-    """Return the end of a loop to `high`, clipped to a part of its axis."""
+    """Return `high`, the end of a loop, clipped to a part of the streamed axis."""
     return tl.minimum(read_column(table, part, ROW_END), high)
 
 
@@ -278,6 +284,6 @@ def complete_bulk_stores():
 
 @triton.jit
 def record_time(trace, tile, COLUMN: tl.constexpr, TRACED: tl.constexpr):
-    """Write the device clock into the trace, if there is one."""
+    """Store the device clock into a column of the tile's trace, if TRACED."""
     if TRACED:
         tl.store(trace + tile * TRACE_COLUMNS + COLUMN, read_clock())

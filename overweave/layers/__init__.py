@@ -1,1 +1,1 @@
-"""`nn.Module`s whose collectives run beside their matmuls: linear layers, query, key and value, the SwiGLU MLP."""
+"""`nn.Module`s whose collectives overlap with their matmuls: linear layers, query, key and value, the SwiGLU MLP."""

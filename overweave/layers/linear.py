@@ -1,4 +1,4 @@
-"""Linear layers that hold a part of their weight on each rank, in the names of Megatron-LM, and blocks of them."""
+"""Tensor-parallel linear layers, named as in Megatron-LM, and blocks of them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def own_shard(whole: torch.Tensor, dim: int, group: GroupLike, name: str) -> nn.
 class ColumnParallelLinear(nn.Module):
     """Each rank computes its columns: `[.., n/W]` of `nn.Linear(k, n)` on all rows.
 
-    dim: the dimension along which the rows of x are sharded, `[B, S/W, k]` along 1: they are gathered while they are
-    multiplied. None: x is whole on every rank. save: the tensor that is saved for the gradient of the weight, see
+    dim: the dimension along which x is sharded, `[B, S/W, k]` along 1; its all-gather overlaps with the matmul. None: x
+    is the same on every rank. save: the tensor that is saved for the gradient of the weight, see
     `overweave.functional.all_gather_linear`.
     weight `[n/W, k]` and bias `[n/W]` are shards of those of `nn.Linear(k, n)` with the same seed; with a DeviceMesh as
-    group they are DTensors. Raises InputError where W does not divide n.
+    group they are DTensors. Raises InputError if W does not divide n.
     """
 
     def __init__(
@@ -79,22 +79,22 @@ class ColumnParallelLinear(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: `[.., S/W, .., k]`, or `[.., k]` without `dim`. Returns `[.., n/W]` of all rows."""
+        """x: `[.., S/W, .., k]`, or `[.., k]` if `dim` is None. Returns `[.., n/W]` of all rows."""
         if self.dim is None:
             return replicated_linear(x, local(self.weight), local(self.bias), self.group)
         return all_gather_linear(x, self.weight, self.bias, self.group, dim=self.dim, save=self.save)
 
     def extra_repr(self) -> str:
-        """What `print` of a model shows."""
+        """Return the text of the layer when a model is printed."""
         return f"in_features={self.in_features}, out_features={self.out_features}, dim={self.dim}"
 
 
 class RowParallelLinear(nn.Module):
-    """Each rank multiplies its columns of x; the products are summed over ranks while they are computed.
+    """Each rank multiplies its columns of x; the sum over ranks overlaps with the matmul.
 
-    dim: the dimension along which the rows of the sum are sharded, `[B, S/W, n]` along 1. None: every rank gets all
+    dim: the dimension along which the sum is scattered, `[B, S/W, n]` along 1. None: every rank gets all
     rows. weight `[n, k/W]` is a shard of that of `nn.Linear(k, n)`, bias `[n]` is whole, the same on every rank, and
-    added once. Raises InputError where W does not divide k.
+    added once. Raises InputError if W does not divide k.
     """
 
     def __init__(
@@ -129,27 +129,29 @@ class RowParallelLinear(nn.Module):
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x: `[.., k/W]`. Returns the sum, `[.., S/W, .., n]`, or all of it without `dim`. residual: added to it."""
+        """x: `[.., k/W]`. Returns the sum, `[.., S/W, .., n]`, or all rows if `dim` is None. residual: added to it."""
         if self.dim is None:
             y: torch.Tensor = linear_all_reduce(x, self.weight, self.bias, self.group, residual=residual)
             return y
         return linear_reduce_scatter(x, self.weight, self.bias, self.group, dim=self.dim, residual=residual)
 
     def extra_repr(self) -> str:
-        """What `print` of a model shows."""
+        """Return the text of the layer when a model is printed."""
         return f"in_features={self.in_features}, out_features={self.out_features}, dim={self.dim}"
 
 
 def check_linear(whole: nn.Module, name: str) -> None:
-    """Raise InputError for a layer with a forward of its own, which a shard of its weight would not compute."""
+    """Raise InputError for a layer whose forward is not `nn.Linear`'s. name: of the class to build, in the error."""
     kind = type(whole)
     if kind.forward is not nn.Linear.forward or "forward" in vars(whole):
         found = f"the forward of this {kind.__name__} is its own"
-        raise InputError(f"{name}.of an nn.Linear", found, "Cut what it is made of, or subclass overweave's layer")
+        raise InputError(
+            f"{name}.of an nn.Linear", found, "Shard the layers it consists of, or subclass overweave's layer"
+        )
 
 
 def local(parameter: Any) -> Any:
-    """Return a parameter's local shard, differentiable; a plain tensor and None as they are."""
+    """Return the local shard of a DTensor, differentiably; any other value as it is."""
     return parameter.to_local() if hasattr(parameter, "device_mesh") else parameter
 
 
@@ -177,7 +179,7 @@ class QkvParallelLinear(nn.Module):
         self.q, self.k, self.v = (ColumnParallelLinear(in_features, n, bias, group, **options) for n in widths)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x: `[.., S/W, .., k]`, or whole without `dim`. Returns q, k and v: this rank's columns of all rows."""
+        """x: `[.., S/W, .., k]`, or all rows if `dim` is None. Returns q, k and v: this rank's columns of all rows."""
         if self.dim is None:
             return self.q(x), self.k(x), self.v(x)
         layers = (self.q, self.k, self.v)
@@ -189,9 +191,9 @@ class QkvParallelLinear(nn.Module):
 
 
 class SwiGluMlp(nn.Module):
-    """`down(silu(gate(x)) * up(x))`: the gather of x overlaps with gate and up, the sum over ranks with down.
+    """`down(silu(gate(x)) * up(x))`: the all-gather of x overlaps with gate and up, the reduce-scatter with down.
 
-    dim: along which the rows of x and of the result are sharded; None: both are whole on every rank.
+    dim: along which x and the result are sharded; None: both are whole on every rank, and down all-reduces.
     """
 
     def __init__(
@@ -213,7 +215,7 @@ class SwiGluMlp(nn.Module):
         self.down = RowParallelLinear(inner, features, False, group, **options)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x: `[.., S/W, .., k]`, or `[.., k]` without `dim`; the result has its shape. residual: added to it."""
+        """x: `[.., S/W, .., k]`, or `[.., k]` if `dim` is None. Returns that shape. residual: added to the result."""
         if self.dim is None:
             inner = silu(self.gate(x)) * self.up(x)
         else:

@@ -20,6 +20,7 @@ from overweave.memory.group import Group, GroupLike
 from overweave.moe.checks import check_routing, check_rows
 from overweave.moe.pushed import Push, PushedRoute, check_push, check_summed, combined, dispatched
 from overweave.moe.travelling import Travelling
+from overweave.ops.call.collective import run_collective
 from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.dispatch.collectives import WHERE, Exchange, agreed, described, exchange_in
 from overweave.ops.dispatch.route import refusing
@@ -222,7 +223,7 @@ def _route(
     def move(group: Group) -> torch.Tensor:
         every = to.new_empty(ranks * ranks)
         if ranks > 1:
-            all_gather_single(every, to, group=group.process_group)
+            run_collective(group, all_gather_single, every, to)
         return every.view(ranks, ranks) if ranks > 1 else to.view(1, 1)
 
     counts = agreed(group_name, f"{told}: counts", move).cpu()
@@ -277,7 +278,7 @@ def _sent(
         for own, target in zip(mine, received, strict=True):
             if counts.any() and own.shape[1]:
                 landing = as_movable(target)[: sum(source)]
-                dist.all_to_all_single(landing, own, source, to, group=group.process_group)
+                run_collective(group, dist.all_to_all_single, landing, own, source, to)
         return received
 
     return agreed(group_name, f"{told}: {' and '.join(described('rows', each) for each in matrices)}", move)
@@ -304,7 +305,7 @@ def _send_back(
     def move(group: Group) -> torch.Tensor:
         if counts.any() and parts.shape[1]:
             mine = parts[: sum(source)].contiguous()
-            dist.all_to_all_single(returned, mine, to, source, group=group.process_group)
+            run_collective(group, dist.all_to_all_single, returned, mine, to, source)
         return returned
 
     agreed(group_name, f"{told}: {described('parts', parts)}", move)

@@ -1,13 +1,13 @@
 """Copies between ranks as flows: copies that share a port, or a link of the topology, slow each other down.
 
-A flow's speed is a fraction of its bandwidth alone. When a flow begins or ends, bandwidth is reallocated among the
-flows that share a port or a link with it.
+A flow's speed is a fraction of its bandwidth alone. After the instant in which flows begin or end, bandwidth is
+reallocated among those that share a port or a link with one of them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
@@ -62,6 +62,7 @@ class Ports:
         self._of_rank: dict[int, dict[_Flow, None]] = {}  # rank -> flows out of it and into it
         self._loads: dict[int, float] = {}  # rank -> load that was reported last
         self._changed_ranks: set[int] = set()  # ranks whose load has changed, reported once at the end of an instant
+        self._touched_links: dict[SharedLink, None] = {}  # whose flows have changed in this instant
         self._paths: dict[tuple[int, int], _Path] = {}  # (source, target) -> route
 
     def copy(self, segment: Segment, on_end: Callback) -> None:
@@ -74,7 +75,7 @@ class Ports:
             self._flows.setdefault(link, {})[flow] = None
         for rank in (segment.source, segment.target):
             self._of_rank.setdefault(rank, {})[flow] = None
-        self._reallocate(flow)
+        self._touch(flow)
 
     def _copy_within(self, segment: Segment, on_end: Callback) -> None:
         """Start a copy within one rank, by a DMA engine: it shares no port, but loads the rank's memory."""
@@ -99,13 +100,21 @@ class Ports:
             self._paths[pair] = _Path(((source, "out"), ("into", target), *hops), capacities)
         return self._paths[pair]
 
-    def _reallocate(self, changed: _Flow) -> None:
-        """Reallocate bandwidth to the flows that share a port or a link with a flow that begins or ends."""
-        others: dict[_Flow, None] = {}
-        for link in changed.shared:
-            others.update(self._flows[link])
-        ranks = {changed.segment.source, changed.segment.target}
-        for flow in others:
+    def _touch(self, flow: _Flow) -> None:
+        """Have bandwidth reallocated for a flow that begins or ends, after all other events of this instant."""
+        if not self._touched_links:
+            self._clock.after(0.0, self._reallocate)
+        self._touched_links.update(dict.fromkeys(flow.shared))
+        self._mark_changed((flow.segment.source, flow.segment.target))
+
+    def _reallocate(self) -> None:
+        """Reallocate bandwidth to the flows of the ports and links that were touched."""
+        links, self._touched_links = self._touched_links, {}
+        flows: dict[_Flow, None] = {}
+        for link in links:
+            flows.update(self._flows[link])
+        ranks: set[int] = set()
+        for flow in flows:
             speed = self._speed(flow)
             if speed != flow.speed:
                 self._set_speed(flow, speed)
@@ -132,9 +141,9 @@ class Ports:
         flow.version += 1
         self._clock.after(max(flow.left_us, 0.0) / speed, partial(self._on_completion, flow, flow.version))
 
-    def _mark_changed(self, ranks: Iterable[int]) -> None:
+    def _mark_changed(self, ranks: Collection[int]) -> None:
         """Schedule a report of the loads of some ranks, after all other events of this instant."""
-        if not self._changed_ranks:
+        if ranks and not self._changed_ranks:
             self._clock.after(0.0, self._report_loads)
         self._changed_ranks.update(ranks)
 
@@ -156,7 +165,7 @@ class Ports:
             del self._flows[link][flow]
         for rank in (flow.segment.source, flow.segment.target):
             del self._of_rank[rank][flow]
-        self._reallocate(flow)
+        self._touch(flow)
         flow.on_end()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,12 @@ def test_a_name_that_is_nowhere_is_said_with_where_it_was_looked_for(monkeypatch
     monkeypatch.setitem(triton_names.NAMES, "gone", homes)
     with pytest.raises(KernelUnavailable, match=r"none of triton\.language\.nowhere \(3\.6 on\)\. Use a Triton from"):
         _ = triton_names.gone
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy", "overweave"])
+def test_versions_of_packages_are_those_of_their_metadata(package: str) -> None:
+    assert versions.installed(package) == metadata.version(package)
+    assert versions.installed("no_such_package") == "not installed"
 
 
 def test_versions_are_compared_by_their_first_two_numbers() -> None:

@@ -219,7 +219,7 @@ def reasons() -> list[str]:
     def reason(config: Any = config, kind: type = kind, **given: Any) -> str:
         theirs = kind.__new__(kind)
         vars(theirs).update(plain | given)
-        return experts_adapter._reason_unsupported(theirs, config)
+        return experts_adapter._obstacle(theirs, config)
 
     padded = SimpleNamespace(moe_pad_expert_input_to_capacity=True)
     other = dispatchers_of_megatron.MoEAllGatherTokenDispatcher

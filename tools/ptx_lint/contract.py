@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.compiler.emit.emit import Weaving
+from overweave.compiler.emit.emit import FusionOptions
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 
 
@@ -95,29 +95,29 @@ class Finding(Struct, frozen=True):
         return f"{self.kernel} [{self.config}] {self.rule} at {place}: {self.what}. {self.cure}."
 
 
-def contract_of(kernel: AnnotatedKernel, weaving: Weaving, tensor_cores: int = 0) -> Contract:
+def contract_of(kernel: AnnotatedKernel, options: FusionOptions, tensor_cores: int = 0) -> Contract:
     """Return what the PTX must show: exactly the emitted waits, before their loads, and notifies, behind their stores.
 
     tensor_cores: how many wgmma groups stay in flight in the main loop; 0 for a kernel without them.
     """
     streamed = {axis.name for axis in kernel.axes if axis.is_streamed}
     late = [load.directive for load in kernel.loads if load.directive.dims[0].names & streamed]
-    waited_loads = [load.directive for load in kernel.loads if load.directive.tensor in weaving.waited_tensors]
+    waited_loads = [load.directive for load in kernel.loads if load.directive.tensor in options.waited_tensors]
     early = [
-        f"overweave_{load.parameter}" if load.tensor == weaving.dual_source else load.parameter for load in waited_loads
+        f"overweave_{load.parameter}" if load.tensor == options.dual_source else load.parameter for load in waited_loads
     ]
-    guarded = dict.fromkeys(early + [load.parameter for load in late if weaving.waits_in_loop])
+    guarded = dict.fromkeys(early + [load.parameter for load in late if options.waits_in_loop])
     stored_pointers = dict.fromkeys(store.directive.parameter for store in kernel.stores)
-    waits = bool(weaving.waited_tensors) + weaving.waits_in_loop
-    signals = "*overweave_places" if weaving.stored_at_peers else "overweave_signals"
+    waits = bool(options.waited_tensors) + options.waits_in_loop
+    signals = "*overweave_places" if options.stored_at_peers else "overweave_signals"
     return Contract(
         waits=waits,
-        releases=bool(weaving.notifies) + bool(weaving.push_path),
+        releases=bool(options.notifies) + bool(options.push_path),
         looks=waits,
         guarded=(Guard("overweave_signals", tuple(guarded), optional=True),) if waits else (),
         announced=(
-            *((Guard(signals, tuple(stored_pointers), optional=True),) if weaving.notifies else ()),
-            *((Guard("*overweave_targets", ("*overweave_targets",), optional=True),) if weaving.push_path else ()),
+            *((Guard(signals, tuple(stored_pointers), optional=True),) if options.notifies else ()),
+            *((Guard("*overweave_targets", ("*overweave_targets",), optional=True),) if options.push_path else ()),
         ),
         alarm=("overweave_words", "*overweave_limits"),
         claims=("overweave_claims",),

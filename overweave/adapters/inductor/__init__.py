@@ -1,1 +1,1 @@
-"""A pass over Inductor's graphs: collectives beside matmuls become overweave's operators."""
+"""A pass over Inductor's graphs that fuses collectives and the matmuls next to them into overweave's operators."""

@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor.agreed import GATHERED, replace_collectives
+from overweave.adapters.inductor.agreed import GATHERED, record_replaced
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
     VARIES,
     Writer,
     ancestors,
+    fake_value,
     has_dtype,
     has_sizes,
     is_call,
     is_same,
     keeps_rows,
     pieces_joined,
-    value,
 )
 from overweave.ir.problem import LONGEST_LIST
 
@@ -49,11 +49,12 @@ class GatheredProduct(NamedTuple):
     rows: GatheredRows
 
 
-class Reading(NamedTuple):
-    """The products of a gather, the nodes between it and them (way), and why a reader is not a product (obstacle)."""
+class GatherReaders(NamedTuple):
+    """The readers of an all-gather: its matmuls (products), the nodes between it and them, and why another reader could
+    not be fused (obstacle)."""
 
     products: list[GatheredProduct]
-    way: set[Node]
+    between: set[Node]
     obstacle: str
 
 
@@ -64,24 +65,23 @@ def gathers(graph: Graph) -> list[Node]:
 
 
 def fuse_gather(graph: Graph, wait: Node) -> str:
-    """Replaces a gather and the matmuls behind it. Returns why it stays, or nothing."""
+    """Replace an all-gather and the matmuls that read it by one node. Return why it is not fused; empty if it is."""
     gather: Any = wait.args[0]
     shard, ranks, group = gather.args
-    if not has_dtype(shard) or value(shard).dim() < 2:
-        return f"operands in {value(shard).dtype}, or of one dimension"
-    products, way, obstacle = _find_products(wait, ranks)
+    if not has_dtype(shard) or fake_value(shard).dim() < 2:
+        return f"operands in {fake_value(shard).dtype}, or of one dimension"
+    products, between, obstacle = _find_products(wait, ranks)
     if not products:
         return obstacle or "no matmul reads it"
-    if (
-        not all(has_sizes(shard, product.rows.lead) for product in products) or len(gather.users) > 1
-    ):  # sizes are read of it
+    # A second user of the collective reads a symbolic size of it.
+    if len(gather.users) > 1 or not all(has_sizes(shard, product.rows.lead) for product in products):
         return VARIES
     products = _with_one_layout(products)
     fused = {product.node for product in products}
     writer = Writer(graph, products[0].node)
     biases = [product.bias for product in products]
     is_biased = all(_is_column_bias(product) for product in products)
-    is_needed = any(user not in way and user not in fused for node in way for user in node.users)
+    is_needed = any(user not in between and user not in fused for node in between for user in node.users)
     bias = _concatenated(writer, [each for each in biases if each is not None]) if is_biased else None
     results = writer.call(
         GATHERED,
@@ -92,7 +92,7 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
         group_name=group,
         decisions="",
     )
-    replace_collectives(results, gather)
+    record_replaced(results, gather)
     for index, product in enumerate(products):
         y = writer.item(results, index)
         if not product.rows.is_gathered:
@@ -104,15 +104,15 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
         wait.replace_all_uses_with(writer.shaped(writer.item(results, len(products)), wait))
     for node in fused:
         graph.erase_node(node)
-    if not is_needed:  # a node that waits is never dead to torch
-        _erase(way - {wait})
+    if not is_needed:  # torch's dead-code elimination keeps waits
+        _erase(between - {wait})
     graph.erase_node(wait)
     graph.erase_node(gather)
     return ""
 
 
 def _erase(nodes: set[Node]) -> None:
-    """Erase nodes that only each other read."""
+    """Erase nodes that only other nodes of the set read."""
     while nodes:
         last = {node for node in nodes if not node.users}
         for node in last:
@@ -120,30 +120,30 @@ def _erase(nodes: set[Node]) -> None:
         nodes -= last
 
 
-def _find_products(wait: Node, ranks: int) -> Reading:
-    """Follow reshapes and re-joined splits from a gather to its matmuls."""
+def _find_products(wait: Node, ranks: int) -> GatherReaders:
+    """Follow reshapes, and splits that are concatenated again, from an all-gather to the matmuls that read it."""
     products: list[GatheredProduct] = []
-    way: set[Node] = set()
+    between: set[Node] = set()
     obstacle = ""
     waiting = [(wait, GatheredRows())]
     while waiting:
         node, rows = waiting.pop()
-        way.add(node)
+        between.add(node)
         for user in node.users:
             if keeps_rows(user, node):
                 waiting.append((user, rows))
                 continue
             products += _product_of(user, node, rows)
             for cat, onto, order in _rejoined_splits(user, node, ranks) if rows.is_gathered else ():
-                shape = value(cat).shape
+                shape = fake_value(cat).shape
                 if onto == len(shape) - 1:
                     obstacle = LAST_DIMENSION
                     continue
-                way |= {user, *user.users}
+                between |= {user, *user.users}
                 waiting.append((cat, GatheredRows(prod(shape[:onto]), order)))
     places = {node: index for index, node in enumerate(wait.graph.nodes)}
     products.sort(key=lambda product: places[product.node])
-    return Reading(_independent(products), way, obstacle)
+    return GatherReaders(_independent(products), between, obstacle)
 
 
 def _rejoined_splits(split: Node, gathered: Node, ranks: int) -> Iterator[tuple[Node, int, tuple[int, ...]]]:
@@ -166,7 +166,7 @@ def _product_of(user: Node, matrix: Node, rows: GatheredRows) -> list[GatheredPr
 
 
 def _independent(products: list[GatheredProduct]) -> list[GatheredProduct]:
-    """Return the products that do not depend on another one's result, which one call could not compute."""
+    """Return the products that depend on no other product of the list: one call computes all."""
     found: list[GatheredProduct] = []
     for product in products[:LONGEST_LIST]:
         needed = [product.w] if product.bias is None else [product.w, product.bias]
@@ -177,13 +177,13 @@ def _independent(products: list[GatheredProduct]) -> list[GatheredProduct]:
 
 def _with_one_layout(products: list[GatheredProduct]) -> list[GatheredProduct]:
     """Return the products whose weight has the memory layout of the first: one call takes one layout."""
-    first = value(products[0].w).is_contiguous()
-    return [product for product in products if value(product.w).is_contiguous() == first]
+    first = fake_value(products[0].w).is_contiguous()
+    return [product for product in products if fake_value(product.w).is_contiguous() == first]
 
 
 def _is_column_bias(product: GatheredProduct) -> bool:
     """Whether the operator can add the bias: it is `[n]`."""
-    return product.bias is not None and is_same(value(product.bias).shape, value(product.node).shape[1:])
+    return product.bias is not None and is_same(fake_value(product.bias).shape, fake_value(product.node).shape[1:])
 
 
 def _concatenated(writer: Writer, biases: list[Node]) -> Node:

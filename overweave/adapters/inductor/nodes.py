@@ -1,8 +1,8 @@
-"""Reads and writes nodes of a graph behind Inductor's decompositions. Each node has a FakeTensor as its value.
+"""Matches and writes nodes of a graph after Inductor's decompositions. Each node has a FakeTensor as `meta["val"]`.
 
-A collective along any dimension but the first needs tensors that are split into equal pieces and concatenated along
-another dimension. A program's `split` is one node; its gradient, and that of `chunk`, are slices, which are rewritten
-into a split first.
+A collective along any dimension but the first splits a tensor into equal pieces and concatenates them along another
+dimension. A program's `split` is one node; its gradient, and that of `chunk`, are slices, which are first rewritten
+into a split.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VIEWS = frozenset((ATEN.view.default, ATEN.reshape.default, ATEN._unsafe_view.de
 RESHAPES = VIEWS | {ATEN.clone.default}
 
 
-def value(node: Any) -> torch.Tensor:
+def fake_value(node: Any) -> torch.Tensor:
     """Return the FakeTensor of a node."""
     found: torch.Tensor = node.meta["val"]
     return found
@@ -36,8 +36,8 @@ def is_call(node: Any, *targets: Any) -> bool:
 
 
 def has_dtype(node: Any) -> bool:
-    """Whether overweave multiplies a node's dtype without scales."""
-    return isinstance(value(node), torch.Tensor) and value(node).dtype in DTYPES
+    """Whether a node has a dtype that overweave multiplies without scales."""
+    return isinstance(fake_value(node), torch.Tensor) and fake_value(node).dtype in DTYPES
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -48,78 +48,79 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def size_node(graph: Graph, size: Any) -> Any:
-    """Return a size as an argument of a call: an int, or, of a symbolic size, the node that holds it, or None.
+    """Return a size as an argument of a call: an int, or the node of a symbolic size; None if the graph has none.
 
-    The node depends on sizes alone, so it can stand before any tensor is computed.
+    The node depends on other sizes only, so it can be moved before any tensor.
     """
     if not isinstance(size, torch.SymInt):
         return size
-    held = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
-    same = (node for node in held if node.meta["val"].node.expr == size.node.expr)
-    return next((node for node in same if set(ancestors([node])) <= {*held}), None)
+    size_nodes = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
+    same = (node for node in size_nodes if node.meta["val"].node.expr == size.node.expr)
+    return next((node for node in same if set(ancestors([node])) <= {*size_nodes}), None)
 
 
 def has_sizes(node: Any, lead: Any) -> bool:
-    """Whether a reshape can have the sizes of a tensor, and `lead`, as arguments: columns as int, others as nodes.
+    """Whether a reshape can be given `lead` and the sizes of a tensor: columns as an int, others as nodes or ints.
 
     The first symbolic size needs no node, since a reshape infers one size.
     """
-    shape: Any = value(node).shape
+    shape: Any = fake_value(node).shape
     *rows, columns = shape
-    told = [lead, *[size for size in rows if isinstance(size, torch.SymInt)][1:]]
-    return not isinstance(columns, torch.SymInt) and all(size_node(node.graph, size) is not None for size in told)
+    sizes = [lead, *[size for size in rows if isinstance(size, torch.SymInt)][1:]]
+    return not isinstance(columns, torch.SymInt) and all(size_node(node.graph, size) is not None for size in sizes)
 
 
-def keeps_rows(node: Any, before: Any) -> bool:
-    """Whether a node is a reshape of `before` that keeps the last dimension, and so its rows in their order."""
-    if not is_call(node, *RESHAPES) or node.args[0] is not before:
+def keeps_rows(node: Any, x: Any) -> bool:
+    """Whether a node is a reshape of `x` that keeps the last dimension, and so its rows in their order."""
+    if not is_call(node, *RESHAPES) or node.args[0] is not x:
         return False
-    return value(node).dim() >= 1 and is_same(value(node).shape[-1], value(before).shape[-1])
+    return fake_value(node).dim() >= 1 and is_same(fake_value(node).shape[-1], fake_value(x).shape[-1])
 
 
 class Writer:
-    """Adds nodes to a graph before one node. Each gets a FakeTensor."""
+    """Inserts nodes before one node of a graph, each with its FakeTensor."""
 
     def __init__(self, graph: Graph, before: Node) -> None:
         self._graph, self._before = graph, before
 
     def call(self, target: Any, *arguments: Any, **options: Any) -> Node:
-        """Add a call. Raises what the operator's fake kernel raises for these arguments."""
-        plain, named = torch.fx.map_arg((arguments, options), value)
+        """Insert a call. Raises what the operator's fake kernel raises for these arguments."""
+        plain, named = torch.fx.map_arg((arguments, options), fake_value)
         with _mode_of(plain, named):
-            made = target(*plain, **named)
+            result = target(*plain, **named)
         with self._graph.inserting_before(self._before):
             node = self._graph.call_function(target, arguments, options)
-        node.meta["val"] = made
+        node.meta["val"] = result
         return node
 
-    def rows(self, x: Node, parts: tuple[Any, ...] = (), orders: Sequence[Sequence[int]] = ()) -> Node:
+    def rows(self, x: Node, parts: tuple[Any, ...] = (), permutations: Sequence[Sequence[int]] = ()) -> Node:
         """Return x as a contiguous matrix. parts `(a, b)`: its rows `[a, b, rest]` are permuted to `[b, a, rest]`.
 
-        orders: in which the indices of a, and those of b, are taken before that; empty: as they are.
+        permutations: of the indices of a, and of b, applied before that; empty: none.
         """
-        columns = value(x).shape[-1]
+        columns = fake_value(x).shape[-1]
         if parts:
             first, second = (size_node(self._graph, part) for part in parts)
             x = self.call(ATEN.reshape.default, x, [first, second, -1, columns])
-            for dim, order in enumerate(orders):
-                x = self._in_order(x, dim, order)
+            for dim, order in enumerate(permutations):
+                x = self._reordered(x, dim, order)
             x = self.call(ATEN.permute.default, x, [1, 0, 2, 3])
             x = self.call(ATEN.clone.default, x, memory_format=torch.contiguous_format)
-        x = x if value(x).dim() == 2 else self.call(ATEN.reshape.default, x, [-1, columns])
-        if value(x).is_contiguous():
+        x = x if fake_value(x).dim() == 2 else self.call(ATEN.reshape.default, x, [-1, columns])
+        if fake_value(x).is_contiguous():
             return x
         return self.call(ATEN.clone.default, x, memory_format=torch.contiguous_format)
 
-    def _in_order(self, x: Node, dim: int, order: Sequence[int]) -> Node:
+    def _reordered(self, x: Node, dim: int, order: Sequence[int]) -> Node:
+        """Permute the indices of one dimension, by slices and a cat."""
         if [*order] == sorted(order):
             return x
         return self.call(ATEN.cat.default, [self.call(ATEN.slice.Tensor, x, dim, at, at + 1) for at in order], dim)
 
     def shaped(self, x: Node, like: Node) -> Node:
         """Reshape x to the shape of another node."""
-        shape: Any = value(like).shape
-        if is_same(value(x).shape, shape):
+        shape: Any = fake_value(like).shape
+        if is_same(fake_value(x).shape, shape):
             return x
         first = next((at for at, size in enumerate(shape) if isinstance(size, torch.SymInt)), None)
         sizes = [-1 if at == first else size_node(self._graph, size) for at, size in enumerate(shape)]
@@ -190,24 +191,24 @@ def pieces_joined(cat: Any) -> JoinedPieces | None:
     if sorted(order) != [*range(len(parts))] or not is_even(split, len(parts)):
         return None
     x, cut = split.args[0], split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
-    dims = value(x).dim()
+    dims = fake_value(x).dim()
     return JoinedPieces(x, cut % dims, joined % dims, order)
 
 
 def split_slices(graph: Graph) -> None:
-    """Rewrite slices that are all pieces of one tensor, concatenated beside a collective, into a split."""
+    """Rewrite slices into a split, if they are all equal pieces of a tensor and their cat is next to a collective."""
     for node in list(graph.nodes):
-        order = _order_of_slices(node.args[0]) if is_call(node, CAT) and _is_beside_collective(node) else ()
+        order = _order_of_slices(node.args[0]) if is_call(node, CAT) and _is_next_to_collective(node) else ()
         if order:
             parts: Any = tuple(node.args[0])
             x, dim = parts[0].args[:2]
             writer = Writer(graph, node)
-            pieces = writer.call(SPLIT, x, size_node(graph, value(parts[0]).shape[dim]), dim)
+            pieces = writer.call(SPLIT, x, size_node(graph, fake_value(parts[0]).shape[dim]), dim)
             for at, part in zip(order, parts, strict=True):
                 replace(part, writer.item(pieces, at))
 
 
-def _is_beside_collective(cat: Node) -> bool:
+def _is_next_to_collective(cat: Node) -> bool:
     """Whether the slices are of a collective's result, or a reduce-scatter reads the cat."""
     parts: Any = cat.args[0]
     x = parts[0].args[0] if parts and is_call(parts[0], SLICE) else None
@@ -221,15 +222,15 @@ def _order_of_slices(parts: Any) -> tuple[int, ...]:
     if not parts or not all(is_call(part, SLICE) and len(part.args) == 4 and not part.kwargs for part in parts):
         return ()
     x, dim = parts[0].args[:2]
-    size, begins = value(parts[0]).shape[dim], [_argument_value(part.args[2]) for part in parts]
-    is_alike = all(part.args[:2] == (x, dim) and is_same(value(part).shape[dim], size) for part in parts)
-    if not is_alike or not is_same(value(x).shape[dim], len(parts) * size) or size_node(x.graph, size) is None:
+    size, starts = fake_value(parts[0]).shape[dim], [_argument_value(part.args[2]) for part in parts]
+    is_alike = all(part.args[:2] == (x, dim) and is_same(fake_value(part).shape[dim], size) for part in parts)
+    if not is_alike or not is_same(fake_value(x).shape[dim], len(parts) * size) or size_node(x.graph, size) is None:
         return ()
-    places = range(len(parts))
-    order = tuple(next((at for at in places if is_same(begin, at * size)), -1) for begin in begins)
-    return order if sorted(order) == [*places] else ()
+    indices = range(len(parts))
+    order = tuple(next((at for at in indices if is_same(begin, at * size)), -1) for begin in starts)
+    return order if sorted(order) == [*indices] else ()
 
 
 def _argument_value(size: Any) -> Any:
     """Return the value of an argument: an int, or that of its node."""
-    return value(size) if isinstance(size, Node) else size
+    return fake_value(size) if isinstance(size, Node) else size

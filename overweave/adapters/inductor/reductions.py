@@ -1,7 +1,7 @@
 """Fuses a sum over ranks and the matmuls before it into one `matmul_reduce_scatter` or `matmul_all_reduce`.
 
-Sums over ranks are made fewer first: as torch's styles leave them, the gradient of what several column-parallel layers
-read is one all-reduce for each layer.
+Sums over ranks are merged first: with torch's styles, the gradient of an input that several column-parallel layers read
+is one all-reduce for each layer.
 
     all_reduce(a) + all_reduce(b)  ->  all_reduce(a + b)
 """
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor.agreed import REDUCED, SCATTERED, replace_collectives
+from overweave.adapters.inductor.agreed import REDUCED, SCATTERED, record_replaced
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
     RESHAPES,
     VARIES,
     Writer,
+    fake_value,
     has_dtype,
     has_sizes,
     is_call,
     is_same,
     pieces_joined,
     replace,
-    value,
 )
 from overweave.memory.group import process_group_of
 
@@ -37,8 +37,8 @@ LAST_DIMENSION = "the last dimension, which holds columns, is scattered"
 
 
 class SummedProducts(NamedTuple):
-    """A sum of matmuls, and of biases `[n]`, which need not be the same on all ranks: a W-th of one that all have, say,
-    which no rank's graph can tell."""
+    """A sum of matmuls and biases `[n]`. products: (x, w) of each. Biases may differ between ranks, as matmuls do: each
+    rank adds its own before the sum over ranks."""
 
     products: list[tuple[Node, Node]]
     biases: list[Node]
@@ -58,35 +58,35 @@ def reductions(graph: Graph) -> list[Node]:
 
 
 def fuse_reduction(graph: Graph, wait: Node) -> str:
-    """Replaces a sum over ranks and the matmuls before it. Returns why it stays, or nothing."""
+    """Replace a sum over ranks and the matmuls before it by one node. Return why it is not fused; empty if it is."""
     reduction: Any = wait.args[0]
     scatters = reduction.target is SCATTER
-    given, kind, group = reduction.args[0], reduction.args[1], reduction.args[-1]
+    summand, kind, group = reduction.args[0], reduction.args[1], reduction.args[-1]
     ranks = process_group_of(group).size()
     if kind != "sum":
         return f"the reduction {kind!r}"
-    if not has_dtype(given) or value(given).dim() < 2:
-        return f"operands in {value(given).dtype}, or of one dimension"
-    whole: Any = given
+    if not has_dtype(summand) or fake_value(summand).dim() < 2:
+        return f"operands in {fake_value(summand).dtype}, or of one dimension"
+    whole: Any = summand
     lead: Any = 1
     order: tuple[int, ...] = ()
-    joined = pieces_joined(given) if scatters else None
+    joined = pieces_joined(summand) if scatters else None
     if joined is not None:
         whole, cut, onto, order = joined
-        if onto != 0 or len(given.args[0]) != ranks or not _is_read_once(given):
+        if onto != 0 or len(summand.args[0]) != ranks or not _is_read_once(summand):
             return "pieces that are no ranks' parts"
-        if cut == value(whole).dim() - 1:
+        if cut == fake_value(whole).dim() - 1:
             return LAST_DIMENSION
-        lead = prod(value(whole).shape[:cut])
-    if not has_sizes(given, lead) or len(reduction.users) > 1:  # sizes are read of it
+        lead = prod(fake_value(whole).shape[:cut])
+    if not has_sizes(summand, lead) or len(reduction.users) > 1:  # a second user reads a symbolic size of it
         return VARIES
-    found = summed(whole)
+    found = match_sum(whole)
     if found is None:
         return "no matmul stands before it, or others read the product"
     writer = Writer(graph, wait)
     is_laid = is_same(lead, 1) and [*order] == sorted(order)
     xs = [writer.rows(x, () if is_laid else (lead, ranks), ((), order)) for x, _ in found.products]
-    ws = [_dense(writer, w) for _, w in found.products]
+    ws = [_dense_weight(writer, w) for _, w in found.products]
     parts = parts_of(reduction, found)
     y = writer.call(
         SCATTERED if scatters else REDUCED,
@@ -98,7 +98,7 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
         group_name=group,
         decisions="",
     )
-    replace_collectives(y, reduction)
+    record_replaced(y, reduction)
     wait.replace_all_uses_with(writer.shaped(y, wait))
     graph.erase_node(wait)
     graph.erase_node(reduction)
@@ -106,22 +106,24 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
 
 
 def parts_of(reduction: Node, found: SummedProducts) -> list[SumPart]:
-    """Of the collectives that a sum over ranks was made of, in order."""
+    """Return, for each collective that was merged into this one, in order, its numbers of matmuls and biases."""
     one = [SumPart(len(found.products), len(found.biases))]
     parts: list[SumPart] = reduction.meta.get(PARTS, one)
     return parts
 
 
-def summed(node: Any) -> SummedProducts | None:
-    """The matmuls whose sum a node is, each of which nothing else reads."""
+def match_sum(node: Any) -> SummedProducts | None:
+    """Match a node that is a sum of matmuls and biases, none of which another node reads; None for any other."""
     if not isinstance(node, Node) or len(node.users) != 1:
         return None
     if is_call(node, *RESHAPES):
-        before: Any = node.args[0]
-        return summed(before) if is_same(value(before).shape[-1], value(node).shape[-1]) else None
+        reshaped: Any = node.args[0]
+        return match_sum(reshaped) if is_same(fake_value(reshaped).shape[-1], fake_value(node).shape[-1]) else None
     if is_call(node, ATEN.add.Tensor) and not node.kwargs:
-        parts = [summed(each) for each in node.args]
-        if any(part is None for part in parts) or not is_same(value(node.args[0]).shape, value(node.args[1]).shape):
+        parts = [match_sum(each) for each in node.args]
+        if any(part is None for part in parts) or not is_same(
+            fake_value(node.args[0]).shape, fake_value(node.args[1]).shape
+        ):
             return None
         both = [part for part in parts if part is not None]
         return SummedProducts(
@@ -132,10 +134,10 @@ def summed(node: Any) -> SummedProducts | None:
     if is_call(node, ATEN.addmm.default) and not node.kwargs:
         added: Any = node.args[0]
         product: Any = node.args[1:]
-        if is_same(value(added).shape, value(node).shape):  # Inductor makes this of a sum
-            others = summed(added)
+        if is_same(fake_value(added).shape, fake_value(node).shape):  # Inductor rewrites `sum + mm` so
+            others = match_sum(added)
             return None if others is None else SummedProducts([*others.products, product], others.biases)
-        if is_same(value(added).shape, value(node).shape[1:]):
+        if is_same(fake_value(added).shape, fake_value(node).shape[1:]):
             return SummedProducts([product], [added])
     return None
 
@@ -148,8 +150,8 @@ def _is_read_once(cat: Any) -> bool:
     )
 
 
-def _dense(writer: Writer, w: Node) -> Node:
-    if value(w).is_contiguous() or value(w).t().is_contiguous():
+def _dense_weight(writer: Writer, w: Node) -> Node:
+    if fake_value(w).is_contiguous() or fake_value(w).t().is_contiguous():
         return w
     return writer.call(ATEN.clone.default, w, memory_format=torch.contiguous_format)
 
@@ -158,31 +160,31 @@ WAIT = COLLECTIVE.wait_tensor.default
 
 
 def merge_sums(graph: Graph) -> None:
-    """Rewrite `all_reduce(a) + all_reduce(b)` of matmuls that nothing else reads."""
+    """Rewrite `all_reduce(a) + all_reduce(b)` of sums of matmuls that no other node reads, as `all_reduce(a + b)`."""
     for node in list(graph.nodes):
-        if is_call(node, ATEN.add.Tensor) and not node.kwargs and all(map(_is_sum, node.args)):
-            _add_before(graph, node)
+        if is_call(node, ATEN.add.Tensor) and not node.kwargs and all(map(_is_mergeable, node.args)):
+            _merge_all_reduces(graph, node)
 
 
-def _is_sum(wait: Any) -> bool:
+def _is_mergeable(wait: Any) -> bool:
     """Whether a node waits for an all-reduce of matmuls, and a single node reads it."""
     if not is_call(wait, WAIT) or not is_call(wait.args[0], REDUCE) or len(wait.users) != 1:
         return False
-    if len(wait.args[0].users) != 1:  # sizes are read of it, where they vary
+    if len(wait.args[0].users) != 1:  # a second user reads its symbolic size
         return False
-    given, kind, _ = wait.args[0].args
-    return kind == "sum" and summed(given) is not None
+    summand, kind, _ = wait.args[0].args
+    return kind == "sum" and match_sum(summand) is not None
 
 
-def _kind(wait: Any) -> tuple[str, torch.Size]:
-    """Return the group and the shape of an all-reduce."""
-    return wait.args[0].args[2], value(wait).shape
+def _group_and_shape(wait: Any) -> tuple[str, torch.Size]:
+    """Return (group, shape) of an all-reduce."""
+    return wait.args[0].args[2], fake_value(wait).shape
 
 
-def _add_before(graph: Graph, node: Any) -> None:
+def _merge_all_reduces(graph: Graph, node: Any) -> None:
     """Replace `all_reduce(a) + all_reduce(b)` of one group and shape by `all_reduce(a + b)`."""
     left, right = node.args
-    (group, shape), (other, other_shape) = _kind(left), _kind(right)
+    (group, shape), (other, other_shape) = _group_and_shape(left), _group_and_shape(right)
     if left is right or group != other or not is_same(shape, other_shape):
         return
     writer = Writer(graph, node)
@@ -190,19 +192,19 @@ def _add_before(graph: Graph, node: Any) -> None:
     parts = [part for each in reductions for part in _parts(each)]
     merged = writer.call(REDUCE, writer.call(ATEN.add.Tensor, *(each.args[0] for each in reductions)), "sum", group)
     merged.meta[PARTS] = parts
-    replace_collectives(merged, *reductions)
+    record_replaced(merged, *reductions)
     replace(node, writer.call(WAIT, merged))
     for wait in (left, right):
         _erase(graph, wait)
 
 
 def _parts(reduction: Any) -> list[SumPart]:
-    found = summed(reduction.args[0])
+    found = match_sum(reduction.args[0])
     return [] if found is None else parts_of(reduction, found)
 
 
 def _erase(graph: Graph, wait: Any) -> None:
-    """Erase an all-reduce that nothing reads, which torch's dead-code elimination keeps."""
+    """Erase an unread all-reduce and its wait, which torch's dead-code elimination keeps."""
     reduction = wait.args[0]
     graph.erase_node(wait)
     graph.erase_node(reduction)

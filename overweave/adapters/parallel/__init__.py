@@ -1,1 +1,1 @@
-"""Styles for torch's `parallelize_module`: tensor-parallel plans whose collectives run beside their matmuls."""
+"""Styles for torch's `parallelize_module`: tensor-parallel plans whose collectives overlap with their matmuls."""

@@ -1,1 +1,1 @@
-"""overweave's kernels behind torch's fused symmetric-memory operators: `overweave.install()`."""
+"""torch's fused symmetric-memory operators, answered by overweave: `overweave.install()`."""

@@ -1,4 +1,7 @@
-"""torch's fused operators as calls of overweave's: which calls are supported, and their results."""
+"""torch's fused operators in terms of overweave's: which calls are supported, and how they are computed.
+
+A function `..._obstacle` returns why overweave does not support a call, empty if it does.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from overweave.adapters.rows import GradientResults, as_before, as_rows, averaged
+from overweave.adapters.rows import Results, as_before, as_rows, averaged
 from overweave.compat.torch_names import maybe_convert_scalar_types_to_dtypes as as_dtypes
 from overweave.errors import GroupError
 from overweave.ir.problem import LONGEST_LIST
@@ -23,11 +26,11 @@ from overweave.tuner.space.shapes import FP8_STEP
 
 DTYPES = (*NAMES,)
 LAST_DIMENSION = "the last dimension, which holds columns, gathered or scattered"
-MOVES_NOTHING = ("fake", "threaded", "undefined")  # backends that do not communicate between processes
+NON_COMMUNICATING = ("fake", "threaded", "undefined")  # backends that do not communicate between processes
 
 
 def _operand_obstacle(a: torch.Tensor, bs: Sequence[torch.Tensor], dim: int, group: str) -> str:
-    """Check shapes, memory layouts and the group."""
+    """Return what is unsupported of shapes, memory layouts and the group."""
     if dim in (-1, a.dim() - 1):
         return LAST_DIMENSION
     if a.dim() < 2 or any(b.dim() != 2 or b.shape[0] != a.shape[-1] for b in bs) or not 0 <= dim < a.dim():
@@ -44,12 +47,12 @@ def _operand_obstacle(a: torch.Tensor, bs: Sequence[torch.Tensor], dim: int, gro
 
 
 def _dtype_obstacle(a: torch.Tensor) -> str:
-    """Check the dtype of operands without scales."""
+    """Return what is unsupported of the dtype of operands without scales."""
     return "" if a.dtype in DTYPES else f"operands in {a.dtype}"
 
 
 def _sum_obstacle(extent: int, group: str, reduce_op: str, dtype: torch.dtype | None) -> str:
-    """Check a sum over ranks. extent: of the scattered dimension. dtype: of the result."""
+    """Return what is unsupported of a sum over ranks. extent: of the scattered dimension. dtype: of the result."""
     if reduce_op not in ("sum", "avg"):
         return f"the reduction {reduce_op!r}"
     if reduce_op == "avg" and dtype == torch.float16:
@@ -60,42 +63,42 @@ def _sum_obstacle(extent: int, group: str, reduce_op: str, dtype: torch.dtype | 
 def _scales_obstacle(
     bs: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor],
-    factors: Sequence[torch.Tensor | None],
+    result_scales: Sequence[torch.Tensor | None],
     out_dtype: torch.dtype | None,
 ) -> str:
-    """Check fp8 weights and their scales. A call that torch itself refuses is left to torch."""
+    """Return what is unsupported of fp8 weights and scales. Calls that torch itself refuses are left to torch."""
     if any(b.dtype != FP8 for b in bs):
         return f"scaled operands in {bs[0].dtype}"
     if out_dtype not in DTYPES:
         return f"results in {out_dtype}"
-    if any(factor is not None for factor in factors):
+    if any(result_scale is not None for result_scale in result_scales):
         return "a scale of the result"
     if any(extent % FP8_STEP for b in bs for extent in b.shape):
         return f"fp8 weights whose extents are no multiples of {FP8_STEP}"
     if not all(b.t().is_contiguous() for b in bs):
         return "fp8 weights that do not lie as [n, k]"
-    of_rows, *of_columns = scales
-    fit = all(scale.numel() in (1, b.shape[1]) for scale, b in zip(of_columns, bs, strict=True))
-    fit = fit and (of_rows.numel() == 1 or of_rows.shape[-1] == 1)
-    is_taken = fit and all(scale.dtype == torch.float32 for scale in scales)
-    return "" if is_taken else "scales of blocks, or not in float32"
+    row_scale, *column_scales = scales
+    fits = all(scale.numel() in (1, b.shape[1]) for scale, b in zip(column_scales, bs, strict=True))
+    fits = fits and (row_scale.numel() == 1 or row_scale.shape[-1] == 1)
+    is_supported = fits and all(scale.dtype == torch.float32 for scale in scales)
+    return "" if is_supported else "scales of blocks, or not in float32"
 
 
 def _group_obstacle(group: str) -> str:
-    """Check the group and its backend."""
+    """Return what is unsupported of the group and its backend."""
     try:
-        found = group_of(group)
+        resolved = group_of(group)
     except GroupError as error:
         return f"the group: {error.found}"
-    backend = dist.get_backend(found.process_group)
-    return f"a group whose backend is {backend}" if backend in MOVES_NOTHING else ""
+    backend = dist.get_backend(resolved.process_group)
+    return f"a group whose backend is {backend}" if backend in NON_COMMUNICATING else ""
 
 
-Optional = Sequence[torch.Tensor | None]
+OptionalTensors = Sequence[torch.Tensor | None]
 
 
 class ScaledGather(NamedTuple):
-    """The arguments of `fused_all_gather_scaled_matmul`, one field each."""
+    """The arguments of `fused_all_gather_scaled_matmul`, in torch's order."""
 
     a: torch.Tensor
     bs: list[torch.Tensor]
@@ -103,14 +106,14 @@ class ScaledGather(NamedTuple):
     b_scales: list[torch.Tensor]
     dim: int
     group: str
-    biases: Optional
-    factors: Optional
+    biases: OptionalTensors
+    result_scales: OptionalTensors
     out_dtypes: list[torch.dtype | None]
     use_fast_accum: Sequence[bool]
 
 
 class Scatter(NamedTuple):
-    """The arguments of `fused_scaled_matmul_reduce_scatter`, one field each. shape: of the product."""
+    """The arguments of `fused_scaled_matmul_reduce_scatter`, in torch's order. shape: of the product."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -122,7 +125,7 @@ class Scatter(NamedTuple):
     group: str
     shape: Sequence[int] | None
     bias: torch.Tensor | None = None
-    factor: torch.Tensor | None = None
+    result_scale: torch.Tensor | None = None
     out_dtype: torch.dtype | None = None
     use_fast_accum: bool = False
 
@@ -132,17 +135,17 @@ def _scaled_gather_obstacle(*arguments: object) -> str:
     call = ScaledGather(*arguments)  # type: ignore[arg-type]
     if len({*call.out_dtypes}) != 1:
         return "results in several dtypes"
-    (out_dtype,), given = as_dtypes(call.out_dtypes[:1]), [bias for bias in call.biases if bias is not None]
-    found = _operand_obstacle(call.a, call.bs, call.dim, call.group)
-    found = found or _scales_obstacle(call.bs, [call.scale_a, *call.b_scales], call.factors, out_dtype)
-    if found or not given:
-        return found
-    fits = len(given) == len(call.bs) and all(bias.dtype == out_dtype and bias.dim() == 1 for bias in given)
+    (out_dtype,), biases = as_dtypes(call.out_dtypes[:1]), [bias for bias in call.biases if bias is not None]
+    obstacle = _operand_obstacle(call.a, call.bs, call.dim, call.group)
+    obstacle = obstacle or _scales_obstacle(call.bs, [call.scale_a, *call.b_scales], call.result_scales, out_dtype)
+    if obstacle or not biases:
+        return obstacle
+    fits = len(biases) == len(call.bs) and all(bias.dtype == out_dtype and bias.dim() == 1 for bias in biases)
     return "" if fits else "biases of some weights only, or in another dtype than the results"
 
 
-def _scaled_gather(*arguments: object) -> GradientResults:
-    """Return the gathered fp8 rows, and the products with all weights."""
+def _scaled_gather(*arguments: object) -> Results:
+    """Return the gathered fp8 rows, and their products with all weights."""
     call = ScaledGather(*arguments)  # type: ignore[arg-type]
     a, x, dim = call.a, as_rows(call.a, call.dim), call.dim
     scale_a = call.scale_a
@@ -155,12 +158,12 @@ def _scaled_gather(*arguments: object) -> GradientResults:
         scale_w = _column_scales(call.b_scales, call.bs)
     else:
         scale_x, scale_w = scale_a.reshape(1, 1), call.b_scales[0].reshape(1, 1)
-    given = [bias for bias in call.biases if bias is not None]
+    biases = [bias for bias in call.biases if bias is not None]
     products, gathered = all_gather_matmul(
         x,
         call.bs,
         call.group,
-        bias=torch.cat(given) if given else None,
+        bias=torch.cat(biases) if biases else None,
         scale_x=scale_x,
         scale_w=scale_w,
         out_dtype=as_dtypes(call.out_dtypes[:1])[0],
@@ -178,13 +181,13 @@ def _scaled_scatter_obstacle(*arguments: object, **options: object) -> str:
         return "a bias that every rank adds to its partial"
     if prod(call.shape[:-1]) != prod(call.a.shape[:-1]):
         return "rows of the product that are not those of its operand"
-    found = _operand_obstacle(call.a, [call.b], 0, call.group)
+    obstacle = _operand_obstacle(call.a, [call.b], 0, call.group)
     (out_dtype,) = as_dtypes([call.out_dtype])
-    found = found or _scales_obstacle([call.b], [call.scale_a, call.scale_b], [call.factor], out_dtype)
-    return found or _sum_obstacle(call.shape[call.dim], call.group, call.reduce_op, out_dtype)
+    obstacle = obstacle or _scales_obstacle([call.b], [call.scale_a, call.scale_b], [call.result_scale], out_dtype)
+    return obstacle or _sum_obstacle(call.shape[call.dim], call.group, call.reduce_op, out_dtype)
 
 
-def _scaled_scatter(*arguments: object, **options: object) -> GradientResults:
+def _scaled_scatter(*arguments: object, **options: object) -> Results:
     """Return this rank's rows of the sum of scaled products."""
     call = Scatter(*arguments, **options)  # type: ignore[arg-type]
     leading = (call.shape or ())[:-1]
@@ -209,7 +212,7 @@ def _column_scales(scales: Sequence[torch.Tensor], bs: Sequence[torch.Tensor]) -
 
 @dataclass(frozen=True)
 class FusedOperator:
-    """A fused operator of torch. Both functions take its arguments.
+    """A fused operator of torch; both functions take the operator's arguments.
 
     obstacle: returns why overweave does not support a call, empty if it does. compute: returns the results in torch's
     order and shapes; their strides may differ.
@@ -217,7 +220,7 @@ class FusedOperator:
 
     name: str
     obstacle: Callable[..., str]
-    compute: Callable[..., GradientResults]
+    compute: Callable[..., Results]
 
     @property
     def operator(self) -> Any:
@@ -229,7 +232,7 @@ def _gather_obstacle(a: torch.Tensor, bs: Sequence[torch.Tensor], dim: int, grou
     return _operand_obstacle(a, bs, dim, group) or _dtype_obstacle(a)
 
 
-def _gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, return_A: bool = True) -> GradientResults:
+def _gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, return_A: bool = True) -> Results:
     """Return the gathered input, None unless return_A, and all products."""
     if not return_A:
         return [None, *(as_before(y, a, dim) for y in all_gather_matmul(as_rows(a, dim), bs, group))]
@@ -238,11 +241,11 @@ def _gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, re
 
 
 def _scatter_obstacle(a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int, group: str) -> str:
-    found = _operand_obstacle(a, [b], dim, group) or _dtype_obstacle(a)
-    return found or _sum_obstacle(a.shape[dim], group, reduce_op, a.dtype)
+    obstacle = _operand_obstacle(a, [b], dim, group) or _dtype_obstacle(a)
+    return obstacle or _sum_obstacle(a.shape[dim], group, reduce_op, a.dtype)
 
 
-def _scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int, group: str) -> GradientResults:
+def _scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int, group: str) -> Results:
     y = matmul_reduce_scatter(as_rows(a, dim), b, group)
     return [as_before(averaged(y, reduce_op, group), a, dim)]
 

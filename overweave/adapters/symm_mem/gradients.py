@@ -1,4 +1,4 @@
-"""Gradients of torch's fused operators, which have none in torch. Gather and reduce-scatter are each other's dual."""
+"""Gradients for torch's fused operators, which have none: that of a fused gather is a fused scatter, and conversely."""
 
 from __future__ import annotations
 
@@ -13,56 +13,65 @@ from overweave.compat.torch_names import AutoDispatchBelowAutograd, pytree
 from overweave.errors import InputError
 from overweave.ops.call.groups import group_of
 
-Maybe = torch.Tensor | None
+OptionalTensor = torch.Tensor | None
 
 
 class _Gather(torch.autograd.Function):
-    """`fused_all_gather_matmul`: the gathered input, if `wants_gathered`, and all products."""
+    """`fused_all_gather_matmul`. Returns (gathered input, None unless wants_gathered, *products)."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, dim: int, group: str, wants_gathered: bool, *bs: torch.Tensor) -> Any:
         with AutoDispatchBelowAutograd():
             gathered, ys = torch.ops.symm_mem.fused_all_gather_matmul(a, bs, dim, group, return_A=wants_gathered)
-        ctx.place = dim, group
+        ctx.dim_and_group = dim, group
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(gathered, *bs)
         return gathered, *ys
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_gathered: Maybe, *of_ys: Maybe) -> Any:
-        (gathered, *bs), (dim, _), wanted = ctx.saved_tensors, ctx.place, ctx.needs_input_grad
-        of_a = _grad_of_shard(of_gathered, of_ys, bs, ctx.place) if wanted[0] else None
-        of_bs = [
-            _grad_of_weight(gathered, dy, dim) if wanted[4 + index] and dy is not None else None
-            for index, dy in enumerate(of_ys)
+    def backward(ctx: Any, grad_gathered: OptionalTensor, *grad_ys: OptionalTensor) -> Any:
+        (gathered, *bs), (dim, _), needs_grad = ctx.saved_tensors, ctx.dim_and_group, ctx.needs_input_grad
+        grad_a = _grad_of_shard(grad_gathered, grad_ys, bs, ctx.dim_and_group) if needs_grad[0] else None
+        grad_bs = [
+            _grad_of_weight(gathered, dy, dim) if needs_grad[4 + index] and dy is not None else None
+            for index, dy in enumerate(grad_ys)
         ]
-        return of_a, None, None, None, *of_bs
+        return grad_a, None, None, None, *grad_bs
 
 
 class _Scatter(torch.autograd.Function):
-    """`fused_matmul_reduce_scatter`."""
+    """`fused_matmul_reduce_scatter(a, b)`, with its gradients."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int, group: str) -> Any:
         with AutoDispatchBelowAutograd():
             y = torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, reduce_op, dim, group)
-        ctx.place = dim, group
+        ctx.dim_and_group = dim, group
         ctx.divisor = group_of(group).world_size if reduce_op == "avg" else 1
         ctx.save_for_backward(a, b)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_y: torch.Tensor) -> Any:
-        (a, b), (dim, group), wanted = ctx.saved_tensors, ctx.place, ctx.needs_input_grad
-        of_y = of_y if ctx.divisor == 1 else of_y / ctx.divisor
-        gathered, (of_a,) = torch.ops.symm_mem.fused_all_gather_matmul(of_y, [b.t()], dim, group, return_A=wanted[1])
-        return of_a if wanted[0] else None, _grad_of_weight(a, gathered, dim) if wanted[1] else None, None, None, None
+    def backward(ctx: Any, grad_y: torch.Tensor) -> Any:
+        """Return the gradients of a, by a fused gather of grad_y, and of b, by a local matmul."""
+        (a, b), (dim, group), needs_grad = ctx.saved_tensors, ctx.dim_and_group, ctx.needs_input_grad
+        grad_y = grad_y if ctx.divisor == 1 else grad_y / ctx.divisor
+        gathered, (grad_a,) = torch.ops.symm_mem.fused_all_gather_matmul(
+            grad_y, [b.t()], dim, group, return_A=needs_grad[1]
+        )
+        return (
+            grad_a if needs_grad[0] else None,
+            _grad_of_weight(a, gathered, dim) if needs_grad[1] else None,
+            None,
+            None,
+            None,
+        )
 
 
 class _NoGradient(torch.autograd.Function):
-    """The results of an operator without gradients: their backward raises InputError."""
+    """Identity on the results of an operator without gradients; backward raises InputError."""
 
     @staticmethod
     def forward(ctx: Any, name: str, results: list[torch.Tensor], *_: torch.Tensor) -> Any:
@@ -76,7 +85,7 @@ class _NoGradient(torch.autograd.Function):
 
 
 def gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, return_A: bool = True) -> Any:
-    """Run `fused_all_gather_matmul` with gradients. The gathered input is saved for those of weights."""
+    """Run `fused_all_gather_matmul`, differentiably. The gathered input is saved if a weight needs a gradient."""
     if not _is_differentiated(a, *bs):
         with AutoDispatchBelowAutograd():
             return torch.ops.symm_mem.fused_all_gather_matmul(a, bs, dim, group, return_A=return_A)
@@ -86,27 +95,27 @@ def gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, ret
 
 
 def scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int, group: str) -> Any:
-    """Run `fused_matmul_reduce_scatter` with gradients."""
+    """Run `fused_matmul_reduce_scatter`, differentiably."""
     if not _is_differentiated(a, b):
         with AutoDispatchBelowAutograd():
             return torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, reduce_op, dim, group)
     return _apply(_Scatter, a, b, reduce_op, dim, group)
 
 
-def refusing(name: str) -> Callable[..., Any]:
-    """Return an operator on scaled operands, whose results raise InputError in backward."""
+def without_gradient(name: str) -> Callable[..., Any]:
+    """Return a kernel that runs the operator of that name, and whose results raise InputError in backward."""
     operator = getattr(torch.ops.symm_mem, name).default
 
     def call(*arguments: Any, **options: Any) -> Any:
         with AutoDispatchBelowAutograd():
-            made = operator(*arguments, **options)
+            results = operator(*arguments, **options)
         inputs = pytree.tree_leaves((arguments, options))
         differentiated = [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
         if not torch.is_grad_enabled() or not differentiated:
-            return made
-        if isinstance(made, torch.Tensor):
-            return _apply(_NoGradient, name, [made], *differentiated)[0]
-        return made[0], list(_apply(_NoGradient, name, made[1], *differentiated))
+            return results
+        if isinstance(results, torch.Tensor):
+            return _apply(_NoGradient, name, [results], *differentiated)[0]
+        return results[0], list(_apply(_NoGradient, name, results[1], *differentiated))
 
     return call
 
@@ -120,23 +129,26 @@ def _is_differentiated(*tensors: torch.Tensor) -> bool:
 
 
 def _grad_of_shard(
-    of_gathered: Maybe, of_ys: tuple[Maybe, ...], bs: list[torch.Tensor], place: tuple[int, str]
-) -> Maybe:
-    """Return the gradient of the shard: this rank's rows of the sum over ranks of `dy @ b.T` and `of_gathered`.
+    grad_gathered: OptionalTensor,
+    grad_ys: tuple[OptionalTensor, ...],
+    bs: list[torch.Tensor],
+    dim_and_group: tuple[int, str],
+) -> OptionalTensor:
+    """Return the gradient of the shard: this rank's rows of the sum over ranks of all `dy @ b.T` and grad_gathered.
 
-    of_gathered, of_ys: gradients of the gathered input and of the products.
+    grad_gathered, grad_ys: gradients of the gathered input and of the products; None if not used.
     """
-    dim, group = place
-    live = [(dy, b) for dy, b in zip(of_ys, bs, strict=True) if dy is not None]
-    of_a = None
-    if live:
-        dy = live[0][0] if len(live) == 1 else torch.cat([dy for dy, _ in live], -1)
-        b = live[0][1].t() if len(live) == 1 else torch.cat([b.t() for _, b in live])
-        of_a = torch.ops.symm_mem.fused_matmul_reduce_scatter(dy, b, "sum", dim, group)
-    if of_gathered is None:
-        return of_a
-    direct = scattered_by_c10d(of_gathered, dim, group)
-    return direct if of_a is None else of_a + direct
+    dim, group = dim_and_group
+    used = [(dy, b) for dy, b in zip(grad_ys, bs, strict=True) if dy is not None]
+    grad_a = None
+    if used:
+        dy = used[0][0] if len(used) == 1 else torch.cat([dy for dy, _ in used], -1)
+        b = used[0][1].t() if len(used) == 1 else torch.cat([b.t() for _, b in used])
+        grad_a = torch.ops.symm_mem.fused_matmul_reduce_scatter(dy, b, "sum", dim, group)
+    if grad_gathered is None:
+        return grad_a
+    direct = scattered_by_c10d(grad_gathered, dim, group)
+    return direct if grad_a is None else grad_a + direct
 
 
 def _grad_of_weight(a: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:

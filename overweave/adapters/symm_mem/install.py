@@ -18,26 +18,26 @@ from overweave.compat.torch_names import OpOverload, dispatch_has_kernel_for_dis
 from overweave.errors import InputError, MachineError
 from overweave.runtime.library.library import wants_torch
 
-# Whether overweave supports a call is decided once for each signature: shapes, strides, dtypes, options. Any other call
-# runs the kernel from before.
+# Whether overweave supports a call is decided once for each signature: shapes, strides, dtypes, options. Calls that it
+# does not support run the kernel that was registered before.
 
 
 class Layout(NamedTuple):
-    """Sizes and strides of a tensor, in elements: a compiled graph asserts those of the Meta kernel, of any size."""
+    """Sizes and strides of a tensor, in elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
 
-def promised(operator: OpOverload, arguments: Sequence[object], options: dict[str, object]) -> list[Layout]:
-    """Return the layouts of all result tensors, from the Meta kernel of an operator."""
+def meta_layouts(operator: OpOverload, arguments: Sequence[object], options: dict[str, object]) -> list[Layout]:
+    """Return the layouts of all result tensors that the Meta kernel gives: compiled graphs assert them."""
     arguments, options = pytree.tree_map_only(torch.Tensor, _without_data, (tuple(arguments), options))
     leaves = pytree.tree_leaves(operator(*arguments, **options))
     return [Layout(tuple(each.shape), each.stride()) for each in leaves if isinstance(each, torch.Tensor)]
 
 
-def laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return a tensor with the strides of a layout: itself, a view or a copy."""
+def with_strides(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return a tensor with the strides of a layout: the same, a view or a copy."""
     own = tensor.stride()
     if own == layout.stride:
         return tensor
@@ -51,12 +51,12 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-MOST_SIGNATURES = 4096
+MAX_SIGNATURES = 4096
 Original = Callable[..., Any]
 
 
 class Decision(NamedTuple):
-    """obstacle: why overweave does not support a call; empty if it does. layouts: of the results."""
+    """Whether overweave runs a call. obstacle: why not; empty if it does. layouts: of the results."""
 
     obstacle: str
     layouts: tuple[Layout, ...] = ()
@@ -64,9 +64,9 @@ class Decision(NamedTuple):
 
 @dataclass
 class FusedKernelEntry:
-    """The kernel of a fused operator on one kind of device. original: `call_boxed` of the kernel from before.
+    """overweave's kernel of a fused operator on one device type. original: `call_boxed` of the kernel that it replaces.
 
-    is_strict: whether a call that overweave does not support is an error. decisions: signature -> decision.
+    is_strict: whether an unsupported call is an error. decisions: signature -> decision.
     """
 
     form: FusedOperator
@@ -75,7 +75,10 @@ class FusedKernelEntry:
     decisions: dict[object, Decision] = field(default_factory=dict)
 
     def __call__(self, keys: object, *arguments: Any, **options: Any) -> Any:
-        """Run the operator. Raises InputError for an unsupported call if is_strict, and what the call raises."""
+        """Run the operator by overweave, or by the original if the call is unsupported. keys: of the dispatcher.
+
+        Raises InputError for an unsupported call if is_strict, and what the call raises.
+        """
         if wants_torch() or is_test_mode():
             return self.original(keys, *arguments, **options)
         counts, decision = site(self.form.name), self._decide(arguments, options)
@@ -84,22 +87,22 @@ class FusedKernelEntry:
         with torch.no_grad(), torch.amp.autocast_mode.autocast(_device(arguments), enabled=False):
             results = self.form.compute(*arguments, **options)
         counts.by_overweave += 1
-        return _with_promised_strides(self.form.operator, results, decision.layouts)
+        return _with_meta_strides(self.form.operator, results, decision.layouts)
 
     def _decide(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Decision:
-        """Return the decision for the signature of a call, once computed."""
+        """Return the decision for the signature of a call, from the cache if it was met before."""
         key = (*map(_signature_of, arguments), *map(_signature_of, options.items()))
-        known = self.decisions.get(key)
-        if known is None:
-            if len(self.decisions) >= MOST_SIGNATURES:
+        decision = self.decisions.get(key)
+        if decision is None:
+            if len(self.decisions) >= MAX_SIGNATURES:
                 self.decisions.clear()
             obstacle = self.form.obstacle(*arguments, **options)
-            layouts = () if obstacle else tuple(promised(self.form.operator, arguments, options))
-            known = self.decisions[key] = Decision(obstacle, layouts)
-        return known
+            layouts = () if obstacle else tuple(meta_layouts(self.form.operator, arguments, options))
+            decision = self.decisions[key] = Decision(obstacle, layouts)
+        return decision
 
     def _fall_through(self, counts: Site, reason: str, keys: object, *arguments: Any, **options: Any) -> Any:
-        """Run the kernel from before and count why. Raises InputError if is_strict."""
+        """Run the original kernel, and count the reason. Raises InputError if is_strict."""
         if self.is_strict:
             cure = "Change the call, or leave strict= out: torch's kernel answers it then"
             raise InputError(f"answer symm_mem::{self.form.name}", f"overweave does not take {reason}", cure)
@@ -108,7 +111,7 @@ class FusedKernelEntry:
 
 
 def _signature_of(argument: Any) -> object:
-    """Return the part of an argument that a decision depends on; of a group, its name."""
+    """Return the part of an argument that a decision depends on: of a tensor its metadata."""
     if isinstance(argument, torch.Tensor):
         return argument.shape, argument.stride(), argument.dtype, argument.device.type
     if isinstance(argument, (list, tuple)):
@@ -120,11 +123,11 @@ def _device(arguments: tuple[Any, ...]) -> str:
     return str(arguments[0].device.type)
 
 
-def _with_promised_strides(operator: Any, results: list[torch.Tensor | None], layouts: tuple[Layout, ...]) -> Any:
-    """Return results with the promised strides, in the structure that the operator returns."""
-    promises = iter(layouts)
-    placed = [None if each is None else laid_out(each, next(promises)) for each in results]
-    return placed[0] if len(operator._schema.returns) == 1 else (placed[0], placed[1:])
+def _with_meta_strides(operator: Any, results: list[torch.Tensor | None], layouts: tuple[Layout, ...]) -> Any:
+    """Return the results with the strides of the Meta kernel's, in the structure that the operator returns."""
+    remaining_layouts = iter(layouts)
+    restrided = [None if each is None else with_strides(each, next(remaining_layouts)) for each in results]
+    return restrided[0] if len(operator._schema.returns) == 1 else (restrided[0], restrided[1:])
 
 
 DEVICES = ("CUDA", "CPU")
@@ -132,20 +135,21 @@ ENVIRONMENT = "OVERWEAVE_INSTALL"
 _WITH_GRADIENT = {"fused_all_gather_matmul": gradients.gather, "fused_matmul_reduce_scatter": gradients.scatter}
 
 
-class _Installed(NamedTuple):
-    """An installation. library: owns the registrations. stands: (operator, device) -> kernel, as dispatched.
+class _Installation(NamedTuple):
+    """An installation. library: owns the registrations. kernel_names: (operator, device) -> the dispatcher's text for
+    overweave's kernel, by which a later override is noticed.
 
-    graphs: whether Inductor's graphs are fused, too. is_asked: by a call of `install`, not by the environment.
+    graphs: whether Inductor's graphs are fused, too. by_user: by a call of `install`, not by OVERWEAVE_INSTALL.
     """
 
     library: torch.library.Library
     kernels: list[FusedKernelEntry]
-    stands: dict[tuple[str, str], str]
+    kernel_names: dict[tuple[str, str], str]
     graphs: bool
-    is_asked: bool
+    by_user: bool
 
 
-_INSTALLED: list[_Installed] = []  # one at most
+_INSTALLATIONS: list[_Installation] = []  # at most one
 
 
 def install(strict: bool = False, graphs: bool = False) -> None:
@@ -166,17 +170,17 @@ def install(strict: bool = False, graphs: bool = False) -> None:
     unmodified programs; a later call of `install` replaces that. Raises InputError where `install` was called before,
     MachineError for a torch without these operators. Source: torch.distributed._symmetric_memory.
     """
-    _install(strict, graphs, is_asked=True)
+    _install(strict, graphs, by_user=True)
 
 
 def uninstall() -> None:
-    """Restore the kernels from before `install`.
+    """Restore the kernels that `install` replaced.
 
     Raises InputError if overweave is not installed, or if another kernel was registered over one of overweave's.
     """
-    if not _INSTALLED:
+    if not _INSTALLATIONS:
         raise InputError("uninstall", "overweave is not installed", "Call install() first")
-    replaced = _overridden(_INSTALLED[0])
+    replaced = _overridden(_INSTALLATIONS[0])
     if replaced:
         name, where = next(iter(replaced.items()))
         raise InputError("uninstall", f"{name} is answered by a kernel {where}", "Take that registration back first")
@@ -185,24 +189,24 @@ def uninstall() -> None:
 
 def report() -> reports.Report:
     """Return how many calls of torch's operators overweave ran in this process, and how many torch did, and why."""
-    replaced = _overridden(_INSTALLED[0]) if _INSTALLED else {}
-    return reports.Report(bool(_INSTALLED), dict(reports.SITES), replaced)
+    replaced = _overridden(_INSTALLATIONS[0]) if _INSTALLATIONS else {}
+    return reports.Report(bool(_INSTALLATIONS), dict(reports.SITES), replaced)
 
 
 def install_by_environment(value: str) -> None:
-    """Install as OVERWEAVE_INSTALL says: `1`, `strict`, `graphs`, or two of them with a comma between."""
+    """Install as the value of OVERWEAVE_INSTALL says: `1`, `strict`, `graphs` or `strict,graphs`. Raises InputError."""
     words = value.split(",")
     if not {*words} <= {"1", "strict", "graphs"}:
         raise InputError(ENVIRONMENT, f"got {value[:40]!r}", "Set it to 1, strict, graphs, strict,graphs or 0")
-    if not _INSTALLED:
-        _install("strict" in words, "graphs" in words, is_asked=False)
+    if not _INSTALLATIONS:
+        _install("strict" in words, "graphs" in words, by_user=False)
 
 
-def _install(strict: bool, graphs: bool, is_asked: bool) -> None:
+def _install(strict: bool, graphs: bool, by_user: bool) -> None:
     """Register kernels and gradients of all fused operators, and the Inductor pass if graphs."""
-    if _INSTALLED and (_INSTALLED[0].is_asked or not is_asked):
+    if _INSTALLATIONS and (_INSTALLATIONS[0].by_user or not by_user):
         raise InputError("install", "overweave is installed already", "Call uninstall() before, or leave this call out")
-    if _INSTALLED:
+    if _INSTALLATIONS:
         _remove()
     library, kernels = torch.library.Library("symm_mem", "IMPL"), []
     for form in FORMS:
@@ -210,22 +214,24 @@ def _install(strict: bool, graphs: bool, is_asked: bool) -> None:
             kernel = FusedKernelEntry(form, _current_kernel(form, device), strict)
             kernels.append(kernel)
             _register_kernel(library, form.name, kernel, device)
-        _register_kernel(library, form.name, _WITH_GRADIENT.get(form.name) or gradients.refusing(form.name), "Autograd")
-    stands = {
+        _register_kernel(
+            library, form.name, _WITH_GRADIENT.get(form.name) or gradients.without_gradient(form.name), "Autograd"
+        )
+    kernel_names = {
         (form.name, device): str(torch.library.get_kernel(form.operator, device))
         for form in FORMS
         for device in DEVICES
     }
     if graphs:
         _fusion().register()
-    _INSTALLED.append(_Installed(library, kernels, stands, graphs, is_asked))
+    _INSTALLATIONS.append(_Installation(library, kernels, kernel_names, graphs, by_user))
 
 
 def _remove() -> None:
     """Undo the installation."""
-    if _INSTALLED[0].graphs:
+    if _INSTALLATIONS[0].graphs:
         _fusion().unregister()
-    _INSTALLED.pop().library._destroy()
+    _INSTALLATIONS.pop().library._destroy()
 
 
 def _fusion() -> Any:
@@ -236,7 +242,10 @@ def _fusion() -> Any:
 
 
 def _current_kernel(form: FusedOperator, device: str) -> Original:
-    """Return the kernel of an operator before `install`. A device without one has the Meta kernel: plain torch."""
+    """Return the registered kernel of an operator. Without one for the device the Meta kernel, which runs plain torch.
+
+    Raises MachineError for a torch without the operator.
+    """
     if not hasattr(torch.ops.symm_mem, form.name):
         found, cure = (
             f"torch {torch.__version__} has no symm_mem::{form.name}",
@@ -245,8 +254,8 @@ def _current_kernel(form: FusedOperator, device: str) -> Original:
         raise MachineError("install", found, cure)
     name = form.operator.name()
     key = device if dispatch_has_kernel_for_dispatch_key(name, device) else "Meta"
-    answer: Original = torch.library.get_kernel(name, key).call_boxed
-    return answer
+    kernel: Original = torch.library.get_kernel(name, key).call_boxed
+    return kernel
 
 
 def _register_kernel(library: torch.library.Library, name: str, kernel: Any, key: str) -> None:
@@ -256,16 +265,16 @@ def _register_kernel(library: torch.library.Library, name: str, kernel: Any, key
         library.impl(name, kernel, key, with_keyset=key in DEVICES, allow_override=True)
 
 
-def _overridden(installed: _Installed) -> dict[str, str]:
-    """Map each operator and device whose kernel was overridden since `install` to where that was registered."""
-    found = {}
-    for (name, device), stood in installed.stands.items():
-        stands = _kernel_name(name, device)
-        if stands != stood:
-            found[f"symm_mem::{name} on {device}"] = stands.partition("debug='")[2].rstrip("')") or stands
-    return found
+def _overridden(installed: _Installation) -> dict[str, str]:
+    """Return operator and device -> source line of the kernel that has overridden overweave's since `install`."""
+    overridden = {}
+    for (name, device), name_at_install in installed.kernel_names.items():
+        current = _kernel_name(name, device)
+        if current != name_at_install:
+            overridden[f"symm_mem::{name} on {device}"] = current.partition("debug='")[2].rstrip("')") or current
+    return overridden
 
 
 def _kernel_name(name: str, device: str) -> str:
-    """Return the dispatcher's text of an operator's kernel, with the line that registered it."""
+    """Return the dispatcher's description of an operator's kernel, with the source line that registered it."""
     return str(torch.library.get_kernel(f"symm_mem::{name}", device))

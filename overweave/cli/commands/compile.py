@@ -12,7 +12,7 @@ from overweave.cli.output_file import write_file
 from overweave.cli.plans import schedules_of
 from overweave.compiler.emit.fuse import kernel_of
 from overweave.errors import InputError
-from overweave.ops.author.arguments import where_of
+from overweave.ops.author.arguments import kernel_location
 from overweave.ops.author.compile import compile as fuse
 from overweave.ops.author.trial import CHECKED, arguments_of, check_footprint
 
@@ -33,16 +33,16 @@ def compile(
     """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself. With --check:
     exit 0 checked, 1 untrue, 2 unusable, 3 not checked."""
     if check:
-        with limited(where_of(kernel)[0]):
-            read = kernel_of(*where_of(kernel))
-        outcome = check_footprint(read, arguments_of(read, shape), anew=True)
+        with limited(kernel_location(kernel)[0]):
+            read = kernel_of(*kernel_location(kernel))
+        outcome = check_footprint(read, arguments_of(read, shape), ignore_cache=True)
         typer.echo(f"{read.source.name}: directives {outcome}")
         raise typer.Exit(0 if outcome == CHECKED else UNDECIDED)
     if not schedule:
         raise InputError("compile a kernel", "no schedule", "Name one by --schedule, or pass --check --shape ...")
-    with limited(where_of(kernel)[0]):
+    with limited(kernel_location(kernel)[0]):
         text = fuse(kernel, schedules_of(schedule)).source()
-    if out is not None and out.resolve() == where_of(kernel)[0].resolve():
+    if out is not None and out.resolve() == kernel_location(kernel)[0].resolve():
         raise InputError(f"write {out}", "it holds the kernel that was compiled", "Name another file")
     if out is None:
         typer.echo(text, nl=False)

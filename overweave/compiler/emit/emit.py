@@ -2,7 +2,7 @@
 
 Only these change: parameters are added; the tile's number is claimed from the table instead of `tl.program_id`, and the
 blocks are computed from it instead of by the dispatch region; one wait stands above the first load of what arrives; an
-annotated store writes NaN if a wait failed; one notify stands behind the last store. A loop over a streamed axis gets a
+annotated store writes NaN if a wait failed; one notify follows the last store. A loop over a streamed axis gets a
 loop over its parts around it, with one wait for each part.
 """
 
@@ -31,17 +31,17 @@ LANG = "overweave_lang"
 PROTOCOL = ("table", "claims", "signals", "words", "limits", "tiles", "parts", "world_size")
 PARAMETERS = tuple(f"overweave_{name}" for name in PROTOCOL)
 PUSH_PARAMETERS = ("overweave_targets", "overweave_slices")  # of tiles that push slices to peers
-STORE_PLACES = "overweave_places"  # of tiles that store at peers: the table of where
+STORE_PLACES = "overweave_places"  # of tiles that store to peers: the table of destination addresses
 _WAIT_ARGUMENTS = "overweave_signals, overweave_words, overweave_limits, overweave_world_size"
 
 
-class Weaving(Struct, frozen=True):
-    """What a plan adds to the kernel. waited_tensors: those whose rows a tile waits for before its first load of them.
+class FusionOptions(Struct, frozen=True):
+    """Which waits, signals and peer accesses to emit into a kernel. waited_tensors: a tile waits for its rows of these
 
-    dual_source: the tensor that a tile reads from the caller's shard or from where it arrived, by its row of the table.
-    waits_in_loop: a streamed loop waits for each part. notifies: a tile signals when it is stored. push_path: the data
-    path by which tiles push slices to peers; None if they do not. stored_at_peers: the tensor that tiles store there.
-    exchanges: (tensor, schedule), for the docstring of the module.
+    before its first load of them. dual_source: the tensor that a tile reads from the caller's shard or from the receive
+    buffer, as its row of the tile table says. waits_in_loop: a streamed (K) loop waits for each part. notifies: a tile
+    signals when it is stored. push_path: by what instructions tiles push slices to peers, None if they do not.
+    stored_at_peers: the tensor that tiles store to peers. exchanges: (tensor, schedule), for the module's docstring.
     """
 
     waited_tensors: frozenset[str]
@@ -54,13 +54,13 @@ class Weaving(Struct, frozen=True):
 
     @property
     def has_wait_status(self) -> bool:
-        """Whether tiles wait, so that `overweave_verdict` says whether all waits succeeded."""
+        """Whether tiles wait: `overweave_verdict` is then emitted, 1 unless a wait timed out."""
         return bool(self.waited_tensors) or self.waits_in_loop
 
 
-def emit(kernel: AnnotatedKernel, weaving: Weaving) -> str:
+def emit(kernel: AnnotatedKernel, options: FusionOptions) -> str:
     """Return the text of a module that holds the fused kernel, under its author's name, and all that it needs."""
-    tile = _Tile(kernel, weaving)
+    tile = _Tile(kernel, options)
     body = tile.statements()
     function = kernel.source.function
     statements: list[cst.CSTNode] = list(function.body.body)
@@ -69,32 +69,32 @@ def emit(kernel: AnnotatedKernel, weaving: Weaving) -> str:
     else:
         statements[kernel.tile_loop : kernel.tile_loop + 1] = _claiming_loop(kernel, [*tile.push_slices(), *body])
     fused = function.with_changes(
-        params=_with_parameters(function.params, parameters_of(kernel, weaving)),
+        params=_with_parameters(function.params, parameters_of(kernel, options)),
         body=function.body.with_changes(body=statements),
     )
-    return fused_module(kernel.source, fused, weaving.exchanges)
+    return fused_module(kernel.source, fused, options.exchanges)
 
 
 class _Tile:
-    """Emits the statements of one tile.
+    """Rewrites the author's statements of one tile.
 
-    wait_at: index of the statement above which the tile waits, -1 if nowhere. verdict_at: the first statement behind a
-    wait. notify_at: the statement behind which the tile notifies. number: the variable of the tile's number.
+    wait_at: index of the statement before which the tile waits, -1 if nowhere. verdict_at: the first statement after a
+    wait. notify_at: the statement after which the tile notifies. number: the variable of the tile's number.
     """
 
-    def __init__(self, kernel: AnnotatedKernel, weaving: Weaving) -> None:
-        self.kernel, self.weaving = kernel, weaving
-        waited_loads = [load.index for load in kernel.loads if load.directive.tensor in weaving.waited_tensors]
-        streamed_loops = [stream.index for stream in kernel.streams] if weaving.waits_in_loop else []
+    def __init__(self, kernel: AnnotatedKernel, options: FusionOptions) -> None:
+        self.kernel, self.options = kernel, options
+        waited_loads = [load.index for load in kernel.loads if load.directive.tensor in options.waited_tensors]
+        streamed_loops = [stream.index for stream in kernel.streams] if options.waits_in_loop else []
         self.wait_at = min([*waited_loads, *streamed_loops]) if waited_loads else -1
         wait_positions = [self.wait_at] if waited_loads else streamed_loops
-        self.verdict_at = min(wait_positions, default=len(kernel.body))  # a store above it has waited for nothing
+        self.verdict_at = min(wait_positions, default=len(kernel.body))  # stores before it need no verdict
         last_store = max(store.index for store in kernel.stores)
         self.notify_at = max([last_store, *wait_positions])  # as in the schedule: all waits, then the notify
         self.number = kernel.tile_variable or "overweave_tile"
 
     def statements(self) -> list[cst.CSTNode]:
-        """Return the author's statements with claim, blocks, wait and notify put in."""
+        """Return the author's statements with the tile's claim, its block indices, its wait and its notify inserted."""
         kernel, emitted = self.kernel, list[cst.CSTNode]()
         regions = (*((kernel.dispatch,) if kernel.dispatch else ()), *kernel.repeated_dispatch)
         for index, statement in enumerate(kernel.body):
@@ -112,25 +112,25 @@ class _Tile:
         return emitted
 
     def _claim(self) -> list[cst.CSTNode]:
-        """Emit `overweave_row = overweave_lang.claim_tile(overweave_claims)`, and the start of a tile."""
+        """Emit `overweave_row = overweave_lang.claim_tile(overweave_claims)`, slices to push, and the tile's number."""
         claim = _parse(f"overweave_row = {LANG}.claim_tile(overweave_claims)")
         return [claim, *self.push_slices(), self._tile_number(), *self._select_source()]
 
     def push_slices(self) -> list[cst.CSTNode]:
         """Emit `overweave_lang.push_slices(...)`: before the tile, claim slices from a counter and push them to peers.
 
-        The source is the dual-source tensor, if there is one; else an argument that the callee does not use.
+        The source is the dual-source tensor; without one, `overweave_targets` fills an argument that is not read.
         """
-        if self.weaving.push_path is None:
+        if self.options.push_path is None:
             return []
-        source = _parameter_of_load(self.kernel, self.weaving.dual_source) or "overweave_targets"
+        source = _parameter_of_load(self.kernel, self.options.dual_source) or "overweave_targets"
         table = "overweave_table, overweave_row, overweave_claims, overweave_targets"
-        slices = f"overweave_tiles + overweave_parts, overweave_slices, BULK={self.weaving.push_path == 'bulk'}"
+        slices = f"overweave_tiles + overweave_parts, overweave_slices, BULK={self.options.push_path == 'bulk'}"
         return [_parse(f"{LANG}.push_slices(\n    {table},\n    {source}, {slices}\n)")]
 
     def _select_source(self) -> list[cst.CSTNode]:
         """Emit `a = overweave_lang.select_source(overweave_table, overweave_row, a, overweave_a, N)`."""
-        tensor, accesses = self.weaving.dual_source, (load.directive for load in self.kernel.loads)
+        tensor, accesses = self.options.dual_source, (load.directive for load in self.kernel.loads)
         access = next((access for access in accesses if access.tensor == tensor), None)
         if access is None:
             return []
@@ -166,20 +166,20 @@ class _Tile:
         return [_parse(f"overweave_verdict = {_wait_call('overweave_row')}")]
 
     def _rewrite(self, index: int, statement: Statement) -> list[cst.CSTNode]:
-        """Return a statement with its annotated stores changed, and with a loop over parts around a streamed loop."""
+        """Rewrite the annotated stores of a statement; wrap a streamed loop into a loop over the parts that arrive."""
         stores = [store for store in self.kernel.stores if store.index == index]
-        is_behind_wait = index >= self.verdict_at
+        is_after_wait = index >= self.verdict_at
         emitted: list[cst.CSTNode] = [statement]
-        if stores and (is_behind_wait or self.weaving.stored_at_peers):
-            visited = statement.visit(_Storing(self.kernel, self.weaving.stored_at_peers, is_behind_wait))
+        if stores and (is_after_wait or self.options.stored_at_peers):
+            visited = statement.visit(_Storing(self.kernel, self.options.stored_at_peers, is_after_wait))
             emitted = list(visited.nodes) if isinstance(visited, cst.FlattenSentinel) else [visited]  # type: ignore[list-item]
-        for stream in self.kernel.streams if self.weaving.waits_in_loop else ():
+        for stream in self.kernel.streams if self.options.waits_in_loop else ():
             if stream.index == index:
                 return self._loop_over_parts(emitted[0])
         return emitted
 
     def _loop_over_parts(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
-        """Emit `for overweave_part in range(overweave_parts):` with a wait and the loop over one part."""
+        """Emit `for overweave_part in range(overweave_parts):`: wait for a part, and run the author's loop on it."""
         assert isinstance(statement, cst.For)
         outer = _parse("for overweave_part in range(overweave_parts):\n    pass\n")
         assert isinstance(statement.iter, cst.Call)
@@ -201,36 +201,36 @@ class _Tile:
     def _notify(self) -> list[cst.CSTNode]:
         """Emit `overweave_lang.finish_tile(overweave_table, overweave_row, overweave_signals, overweave_verdict)`.
 
-        A tile that waits for nothing has `announce_tile`, without a verdict; one that is stored at peers has `.._at`.
+        A tile that does not wait calls `announce_tile`, without a verdict; one that is stored to peers `.._at`.
         """
-        # Bulk stores complete before a notify; and before the end of a tile that waits, for a timeout report.
+        # Bulk (TMA) stores complete before a notify, and before a tile that waits ends: a timeout report may follow.
         complete = [_parse(f"{LANG}.complete_bulk_stores()")] if stores_in_bulk(self.kernel) else []
-        waits = self.weaving.has_wait_status
-        if not self.weaving.notifies:
+        waits = self.options.has_wait_status
+        if not self.options.notifies:
             return complete if waits else []
         call, verdict = ("finish_tile", ", overweave_verdict") if waits else ("announce_tile", "")
         row = "overweave_table, overweave_row"
-        if self.weaving.stored_at_peers:
+        if self.options.stored_at_peers:
             return [*complete, _parse(f"{LANG}.{call}_at({row}, overweave_places{verdict}, overweave_world_size)")]
         return [*complete, _parse(f"{LANG}.{call}({row}, overweave_signals{verdict})")]
 
 
-def parameters_of(kernel: AnnotatedKernel, weaving: Weaving) -> tuple[str, ...]:
-    """Return the parameters that the fused kernel adds to the author's."""
+def parameters_of(kernel: AnnotatedKernel, options: FusionOptions) -> tuple[str, ...]:
+    """Return the names of the parameters that the fused kernel has besides the author's."""
     arrived = [
-        f"overweave_{one.directive.parameter}" for one in kernel.loads if one.directive.tensor == weaving.dual_source
+        f"overweave_{one.directive.parameter}" for one in kernel.loads if one.directive.tensor == options.dual_source
     ]
     return (
         *dict.fromkeys(arrived),
         *PARAMETERS,
-        *(PUSH_PARAMETERS if weaving.push_path else ()),
-        *((STORE_PLACES,) if weaving.stored_at_peers else ()),
+        *(PUSH_PARAMETERS if options.push_path else ()),
+        *((STORE_PLACES,) if options.stored_at_peers else ()),
         *shape_parameters(kernel),
     )
 
 
 def shape_parameters(kernel: AnnotatedKernel) -> dict[str, tuple[str, int]]:
-    """Map each parameter for a `tensor.shape[dim]` of the directives to (tensor, dim)."""
+    """Map each added parameter that stands for a `tensor.shape[dim]` of the directives to (tensor, dim)."""
     expressions = [number for axis in kernel.axes for number in (axis.extent, axis.block)]
     expressions += [dim for access in kernel.loads for dim in access.directive.dims]
     names = sorted({name for expression in expressions for name in expression.names})
@@ -253,7 +253,7 @@ def _parameter_of_load(kernel: AnnotatedKernel, tensor: str | None) -> str | Non
 
 
 def can_select_source(kernel: AnnotatedKernel, tensor: str) -> bool:
-    """Whether a tile can select the source of a tensor: all loads are `tl.load`, of a pointer used in tiles alone."""
+    """Whether tiles can load a tensor from either of two buffers: by `tl.load`, of a pointer that only tiles use."""
     accesses = [load for load in kernel.loads if load.directive.tensor == tensor]
     language, parameters = kernel.source.language, {load.directive.parameter for load in accesses}
     calls = [call for load in accesses for call in accesses_in(load.statement, "load", language)]
@@ -264,7 +264,7 @@ def can_select_source(kernel: AnnotatedKernel, tensor: str) -> bool:
 
 
 def can_store_at_peers(kernel: AnnotatedKernel, tensor: str) -> bool:
-    """Whether tiles can store a tensor at peers: by one `tl.store` on its own line. Peers have no descriptors."""
+    """Whether tiles can store a tensor to peers: by one `tl.store` on its own line; no descriptor addresses a peer."""
     stores = [store for store in kernel.stores if store.directive.tensor == tensor]
     language = kernel.source.language
     calls = [call for store in stores for call in accesses_in(store.statement, "store", language)]
@@ -273,7 +273,7 @@ def can_store_at_peers(kernel: AnnotatedKernel, tensor: str) -> bool:
 
 
 def stores_in_bulk(kernel: AnnotatedKernel) -> bool:
-    """Whether a tile is stored through a descriptor. Such a store must complete before a notify or a timeout report."""
+    """Whether a tile is stored through a descriptor (TMA): it must complete before a notify or a timeout report."""
     language = kernel.source.language
     calls = [call for store in kernel.stores for call in accesses_in(store.statement, "store", language)]
     return any(language.method_name(call) for call in calls)
@@ -290,7 +290,7 @@ def _wait_call(row: str) -> str:
 
 
 def _clip_to_part(end: str, bound: cst.Arg) -> cst.CSTNode:
-    """Emit `overweave_low = overweave_lang.part_low(overweave_table, overweave_here, LOW)`, or `.._high`."""
+    """Emit `overweave_low = overweave_lang.part_low(overweave_table, overweave_here, LOW)`, or the same of `high`."""
     line = cst.parse_statement(f"overweave_{end} = {LANG}.part_{end}(overweave_table, overweave_here, 0)")
     assert isinstance(line, cst.SimpleStatementLine)
     assignment = line.body[0]
@@ -318,15 +318,15 @@ class _Numbering(cst.CSTTransformer):
 
 
 class _Storing(cst.CSTTransformer):
-    """Rewrites annotated stores.
+    """Rewrites annotated stores, of `kernel`. tensor: the one that is stored to peers; None if no tile does.
 
-    Behind a wait: `tl.store(p, overweave_lang.voided(v, overweave_verdict))`. Of the tensor that is stored at peers:
+    After a wait: `tl.store(p, overweave_lang.voided(v, overweave_verdict))`. Of the tensor that is stored to peers:
     `tl.store(p + overweave_away, v)`, in a loop over the ranks that get the tile.
     """
 
-    def __init__(self, kernel: AnnotatedKernel, tensor: str | None, is_behind_wait: bool) -> None:
+    def __init__(self, kernel: AnnotatedKernel, tensor: str | None, is_after_wait: bool) -> None:
         super().__init__()
-        self.is_behind_wait = is_behind_wait
+        self.is_after_wait = is_after_wait
         self.calls = [
             (store, call)
             for store in kernel.stores
@@ -335,11 +335,12 @@ class _Storing(cst.CSTTransformer):
         self.remote_stores = [store for store in kernel.stores if store.directive.tensor == tensor]
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        """Void the stored value after a wait, and move the pointer of a store to peers."""
         store = next((store for store, call in self.calls if call is original_node), None)
         if store is None:
             return updated_node
         args = list(updated_node.args)
-        if self.is_behind_wait:
+        if self.is_after_wait:
             at = next(at for at, arg in enumerate(args) if is_stored_value(at, arg))
             args[at] = args[at].with_changes(value=_voided_call(args[at].value))
         if any(store is one for one in self.remote_stores):
@@ -350,7 +351,7 @@ class _Storing(cst.CSTTransformer):
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
-        """Put `for overweave_place in range(overweave_count):` around a store at peers, and around nothing else."""
+        """Wrap a store to peers into `for overweave_place in range(overweave_count):`, over its destination ranks."""
         store = next((one for one in self.remote_stores if one.statement is original_node), None)
         if store is None:
             return updated_node
@@ -397,7 +398,7 @@ def _claiming_loop(kernel: AnnotatedKernel, body: list[cst.CSTNode]) -> list[cst
 
 
 def _with_parameters(params: cst.Parameters, added: tuple[str, ...]) -> cst.Parameters:
-    """Insert parameters before the first constexpr, or the first with a default."""
+    """Insert parameters before the first that is a constexpr or has a default."""
     listed = list(params.params)
     position = next((i for i, one in enumerate(listed) if one.default or is_constant(one)), len(listed))
     style = listed[0].comma if listed and isinstance(listed[0].comma, cst.Comma) else cst.MaybeSentinel.DEFAULT
@@ -422,7 +423,7 @@ _LOADED: dict[Path, Any] = {}  # file -> module
 
 
 def generated_path(folder: Path, name: str, text: str) -> Path:
-    """Return the file of the fused kernel `name`, by the digest of its text."""
+    """Return the path of the fused kernel `name`: its name and a digest of its text."""
     return folder / f"{name}_{blake2b(text.encode(), digest_size=8).hexdigest()}.py"
 
 

@@ -1,4 +1,4 @@
-"""From a proven plan: what to emit into an annotated kernel."""
+"""Reads annotated kernels, and derives from a verified plan what to emit into them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from overweave.compiler.emit.emit import Weaving
+from overweave.compiler.emit.emit import FusionOptions
 from overweave.compiler.frontend.soundness import check_kernel
 from overweave.compiler.frontend.source.author import read_file, read_source
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel, read_kernel
@@ -17,7 +17,10 @@ from overweave.ir.tensors import all_to_all_source
 
 
 def kernel_of(path: Path, name: str, line: int | None = None) -> AnnotatedKernel:
-    """Read the annotated kernel of a file. line: where Python saw it begin. Raises InputError, DirectiveError."""
+    """Read and check the annotated kernel `name` of a file. line: its first line, as Python imported it.
+
+    Raises InputError for a file that cannot be read or has changed since, DirectiveError for a wrong directive.
+    """
     return _read(path, read_file(path, name), name, line)
 
 
@@ -28,12 +31,12 @@ def _read(path: Path, data: bytes, name: str, line: int | None) -> AnnotatedKern
     return kernel
 
 
-def weaving_of(plan: Plan, space: TileSpace, schedules: Mapping[str, object]) -> Weaving:
-    """Return what the tiles of a plan do, the same on every rank. schedules: tensor -> its schedule."""
+def fusion_options(plan: Plan, space: TileSpace, schedules: Mapping[str, object]) -> FusionOptions:
+    """Derive from a plan what its tiles wait for, signal and push; equal on every rank. schedules: by tensor name."""
     applies = [operation for operation in plan.schedule.operations if isinstance(operation, Apply)]
     streamed = {axis.name for axis in space.axes if axis.is_streamed}
     tensors_before_loops = {load.tensor for load in space.loads if load.dims[0].axis not in streamed}
-    return Weaving(
+    return FusionOptions(
         waited_tensors=frozenset(tensors_before_loops & schedules.keys())
         if any(apply.waits for apply in applies)
         else frozenset(),
@@ -49,11 +52,12 @@ def weaving_of(plan: Plan, space: TileSpace, schedules: Mapping[str, object]) ->
 
 
 def _is_pushed_by_tiles(plan: Plan, operation: Operation) -> bool:
-    """Whether the author's kernel pushes a Put, before its tiles."""
+    """Whether the author's kernel itself pushes a Put, in slices between its tiles."""
     return isinstance(operation, Put) and plan.realization.engine_of(operation.queue) == AUTHOR_KERNEL
 
 
 def _tensor_stored_at_peers(plan: Plan) -> str | None:
+    """Return the tensor of which some tiles write their result to another rank, or None."""
     applies = (operation for operation in plan.schedule.operations if isinstance(operation, Apply))
     products = ((apply, content) for apply in applies for content in apply.makes)
     return next(
@@ -62,7 +66,7 @@ def _tensor_stored_at_peers(plan: Plan) -> str | None:
 
 
 def _dual_source_tensor(plan: Plan) -> str | None:
-    """Return the tensor that some tiles read from the caller's shard and others from where it arrived, or None."""
+    """Return the tensor that some tiles read from the caller's shard and others from the receive buffer, or None."""
     homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
     reads_input: dict[str, set[bool]] = {}  # tensor -> for each tile, whether it reads the caller's shard
     for operation in plan.schedule.operations:

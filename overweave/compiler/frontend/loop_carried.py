@@ -37,14 +37,14 @@ class Recurrence(NamedTuple):
 
 STEADY, ITERATION, DATA = Recurrence("steady"), Recurrence("iteration"), Recurrence("data")
 NOT_CARRIED = (STEADY, ITERATION, DATA)  # may vary between iterations; several combine to the last of them
-KEPT_OPS = ("to", "cast", "broadcast_to", "expand_dims", "multiple_of")  # each element stays where it is
-LINEAR_OPS = ("sum", "dot", "dot_scaled", "reshape", "view", "trans", "permute", "ravel", *KEPT_OPS)
+ELEMENTWISE_OPS = ("to", "cast", "broadcast_to", "expand_dims", "multiple_of")  # elementwise, and linear
+LINEAR_OPS = ("sum", "dot", "dot_scaled", "reshape", "view", "trans", "permute", "ravel", *ELEMENTWISE_OPS)
 EXPONENTIAL = ("exp", "exp2")
 EXTREMA = {"maximum": "maximum", "max": "maximum", "minimum": "minimum", "min": "minimum"}
 OVERWRITING = ("store", "scatter", "atomic_xchg", "atomic_cas")
 OVERWRITES = (
-    "every turn stores to one place, and parts are walked in the order in which they arrive",
-    "Store behind the loop, or at a place of the turn's own",
+    "every iteration stores to the same address, and parts are walked in the order in which they arrive",
+    "Store after the loop, or to an address of the iteration's own",
 )
 ORDER_FREE = ("old", "sum", "product", "maximum", "minimum")
 
@@ -53,24 +53,24 @@ def check_loop_carried(kernel: AnnotatedKernel, stream: StreamedLoop) -> None:
     """Raise DirectiveError for a loop whose result depends on the order of its iterations."""
     module = kernel.source.tree
     function = next(one for one in module.body if isinstance(one, ast.FunctionDef) and one.name == kernel.source.name)
-    loops = [one for one in ast.walk(function) if isinstance(one, ast.For) and one.lineno > stream.directive.place.line]
+    loops = [one for one in ast.walk(function) if isinstance(one, ast.For) and one.lineno > stream.directive.loc.line]
     loop = min(loops, key=lambda one: one.lineno)
-    _Loop(stream.directive.place, function, loop).check()
+    _Loop(stream.directive.loc, function, loop).check()
 
 
 class _Loop:
     """The analysis of one loop. One method a statement type, `_for` for ast.For. values: variable -> what it
     holds at the current statement.
 
-    used_behind: names that are read behind the loop. read: loop-carried variables whose old value the body reads.
-    updates: how often a variable has been assigned. stored: variables that one place keeps, and after how many updates.
+    used_after: names that are read after the loop. read: loop-carried variables whose old value the body reads.
+    updates: how often a variable has been assigned. stored: (variable that is stored, its updates at that store).
     """
 
-    def __init__(self, place: SourceLine, function: ast.FunctionDef, loop: ast.For) -> None:
-        self.place, self.loop = place, loop
+    def __init__(self, loc: SourceLine, function: ast.FunctionDef, loop: ast.For) -> None:
+        self.loc, self.loop = loc, loop
         self.variable = ast.unparse(loop.target)
         self.assigned = sorted(_stored_names(loop.body) - {self.variable})
-        self.used_behind = {
+        self.used_after = {
             one.id
             for one in ast.walk(function)
             if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load) and one.lineno > (loop.end_lineno or 0)
@@ -86,7 +86,7 @@ class _Loop:
         """Raise DirectiveError for the first variable whose recurrence depends on the order."""
         self.block(self.loop.body)
         for name, updates in sorted(self.stored):
-            if updates != self.updates[name]:  # the last turn's own part would be missing
+            if updates != self.updates[name]:  # the last iteration's update would be missing
                 raise self.refused(name)
         for name in self.assigned:
             value = self.values[name]
@@ -94,7 +94,7 @@ class _Loop:
             if value.kind == "scaled" and value.variable == name:
                 peak = value.scale[0]
                 is_order_free = self.values.get(peak) == Recurrence("maximum", peak, value.scale[:2])
-            if is_order_free or (name not in self.used_behind and name not in self.read) or value == STEADY:
+            if is_order_free or (name not in self.used_after and name not in self.read) or value == STEADY:
                 continue
             is_other = value.kind == "other" and self.values.get(value.variable, STEADY).kind not in (
                 "maximum",
@@ -103,12 +103,13 @@ class _Loop:
             raise self.refused(value.variable if is_other and value.variable else name)
 
     def refused(self, name: str) -> Exception:
-        """Return the error for a variable."""
-        found = f"{name} goes on from turn to turn, and parts are walked in the order in which they arrive"
-        cure = f"Make it from {self.variable} in every turn, or carry sums, maxima or an online softmax"
-        return self.place.error(found, cure)
+        """Return the DirectiveError for a variable whose value depends on the order of iterations."""
+        found = f"{name} is carried between iterations, and parts are walked in the order in which they arrive"
+        cure = f"Compute it from {self.variable} in every iteration, or carry sums, maxima or an online softmax"
+        return self.loc.error(found, cure)
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
+        """Follow statements in order, by one method for each statement type."""
         for node in statements:
             rule: Callable[[ast.stmt], None] | None = getattr(self, f"_{type(node).__name__.lower()}", None)
             if rule:
@@ -136,6 +137,7 @@ class _Loop:
             self.updates[name] += 1
 
     def _bindings(self, target: ast.expr, value: ast.expr) -> Iterator[tuple[str, Recurrence]]:
+        """Yield (name, its recurrence) of an assignment; names of a tuple one by one if the value is a tuple, too."""
         if isinstance(target, ast.Name):
             yield target.id, self.recurrence(value)
         elif isinstance(target, ast.Tuple | ast.List):
@@ -160,7 +162,7 @@ class _Loop:
         self._merge(taken_kinds, node)
 
     def _merge(self, others: Mapping[str, Recurrence], node: ast.stmt) -> None:
-        """Merge the values of another way through a statement."""
+        """Merge the values of another path through a statement into those of this one."""
         where, values = f"or line {node.lineno}", self.values
         merged = {name: _merge_branches(others.get(name, STEADY), kind, where) for name, kind in values.items()}
         self.values = {**others, **merged}
@@ -170,9 +172,9 @@ class _Loop:
         kind = self.recurrence(test)
         if kind == ITERATION:
             found = (
-                f"{self.variable} is asked in a condition, `{ast.unparse(test)[:40]}`, and its turns come in any order"
+                f"{self.variable} is used in a condition, `{ast.unparse(test)[:40]}`, and iterations run in any order"
             )
-            raise self.place.error(found, "Mask what is loaded instead, and begin what is carried above the loop")
+            raise self.loc.error(found, "Mask loaded data instead, and begin what is carried above the loop")
         if kind not in NOT_CARRIED:
             raise self.refused(kind.variable)
 
@@ -192,7 +194,7 @@ class _Loop:
             self._merge(start, node)
 
     def recurrence(self, node: ast.expr) -> Recurrence:
-        """Return the recurrence of an expression."""
+        """Return how an expression depends on loop-carried variables. Raises DirectiveError as `check` does."""
         if isinstance(node, ast.Name):
             recurrence = self.values.get(node.id, STEADY)
             self.read |= {recurrence.variable} if recurrence.kind == "old" else set()
@@ -242,14 +244,14 @@ class _Loop:
         if name == "fma" and len(kinds) == 3:
             return binary_recurrence(binary_recurrence(kinds[0], kinds[1], ast.Mult()), kinds[2], ast.Add())
         is_rounded = name in ("to", "cast") and _is_integer_or_bitcast(node)
-        if name in KEPT_OPS and not is_rounded and all(kind in NOT_CARRIED for kind in kinds[1:]):
+        if name in ELEMENTWISE_OPS and not is_rounded and all(kind in NOT_CARRIED for kind in kinds[1:]):
             return first
         if name in LINEAR_OPS and first.kind == "weight" and all(kind in NOT_CARRIED for kind in kinds[1:]):
             return first
         return _combine(kinds)
 
     def _is_value(self, node: ast.expr) -> bool:
-        """Whether an expression in front of a dot is a value, not a module."""
+        """Whether `x` of `x.f(...)` is a value, not a module."""
         while isinstance(node, ast.Attribute):
             node = node.value
         return not isinstance(node, ast.Name) or node.id in self.values
@@ -274,7 +276,7 @@ class _Loop:
                 raise self.refused(kind.variable or self.variable)
         overwrites = not is_load and len(kinds) > 1 and kinds[0] == STEADY
         if overwrites and kinds[1] in (ITERATION, DATA) and name in OVERWRITING:
-            raise self.place.error(*OVERWRITES)
+            raise self.loc.error(*OVERWRITES)
         for kind in kinds[1:] if not is_load else ():
             is_kept = overwrites and kind.kind in ORDER_FREE and not name.startswith("atomic_")
             if kind not in NOT_CARRIED and not is_kept:
@@ -322,7 +324,7 @@ def _subtract(left: Recurrence, right: Recurrence) -> Recurrence:
 def _multiply(left: Recurrence, right: Recurrence, factor: str) -> Recurrence | None:
     """Return the recurrence of `left * right`, if left is a product or a part of an online softmax; else None.
 
-    factor: the text of what stands beside left.
+    factor: the text of the operation with right, such as `* scale`.
     """
     if left.kind == "old" and right.kind == "shrink":
         return Recurrence("scaled", left.variable, right.scale)
@@ -349,9 +351,9 @@ def _mask(kinds: list[Recurrence], other: ast.expr, value: ast.expr) -> Recurren
 
 
 def _merge_branches(left: Recurrence, right: Recurrence, where: str) -> Recurrence:
-    """Return the recurrence of a variable behind an `if`: an update in one branch alone stays that update.
+    """Return the recurrence of a variable after an `if`: an update in one branch alone stays that update.
 
-    where: of the `if`. A maximum is then another one than above it, and so it is for all that the branch scales by it.
+    where: of the `if`. A maximum that only one branch updates is a new one, and so is the scale of what it rescales.
     """
     if left == right:
         return left
@@ -368,10 +370,10 @@ def _position(node: ast.expr) -> str:
 
 
 def _is_integer_or_bitcast(node: ast.Call) -> bool:
-    """Whether a cast is to an integer type, which rounds in every turn, or none of the value."""
-    given = [each for value in (*node.args[-1:], *node.keywords) for each in ast.walk(value)]
-    words = [value.attr for value in given if isinstance(value, ast.Attribute)]
-    is_integer = any(word.startswith(("int", "uint")) for word in words)
+    """Whether a cast is to an integer dtype, which rounds in every iteration, or a bitcast."""
+    nodes = [each for value in (*node.args[-1:], *node.keywords) for each in ast.walk(value)]
+    dtypes = [each.attr for each in nodes if isinstance(each, ast.Attribute)]
+    is_integer = any(word.startswith(("int", "uint")) for word in dtypes)
     return is_integer or any(word.arg == "bitcast" for word in node.keywords)
 
 

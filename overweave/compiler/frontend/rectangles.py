@@ -13,7 +13,7 @@ from typing import Any
 
 from overweave.compiler.frontend.addresses.access import AccessCheck
 from overweave.compiler.frontend.addresses.dimensions import Bounds, Dimension, Extents
-from overweave.compiler.frontend.addresses.index_check import Open
+from overweave.compiler.frontend.addresses.index_check import NeedsCallArguments
 from overweave.compiler.frontend.loop_carried import OVERWRITES
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.source.language import ATOMIC
@@ -25,8 +25,8 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Polynomial,
     TooLarge,
     ceil_div,
+    const_poly,
     divide,
-    number,
 )
 from overweave.compiler.frontend.symbols.values import (
     LOOP_CARRIED,
@@ -38,8 +38,8 @@ from overweave.compiler.frontend.symbols.values import (
     Number,
     value_tags,
 )
-from overweave.compiler.frontend.walk.evaluate import Begun, Followed, Reached
-from overweave.compiler.frontend.walk.follow import STORES, follow
+from overweave.compiler.frontend.walk.evaluate import AccessTrace, StreamStart, TracedAccess
+from overweave.compiler.frontend.walk.follow import STORES, trace_accesses
 from overweave.compiler.frontend.walk.loops import TILES
 from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
 
@@ -47,13 +47,13 @@ COMMUTATIVE_ATOMICS = tuple(f"atomic_{name}" for name in ("add", "max", "min", "
 
 
 def check_addresses(kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None = None) -> None:
-    """Raise DirectiveError for the first load or store that is not where its directive says.
+    """Raise DirectiveError for the first load or store outside the rectangle that its directive declares.
 
     arguments: those of a call that are not tensors, and `NAME.shape[0]`, `NAME.block_shape[0]` of those that are;
     None before a call.
     """
     numbers = {name: int(value) for name, value in (arguments or {}).items() if isinstance(value, int)}
-    _Check(kernel, kernel.source.file_numbers | numbers, arguments is not None).check(follow(kernel, arguments))
+    _Check(kernel, kernel.source.file_numbers | numbers, arguments is not None).check(trace_accesses(kernel, arguments))
 
 
 class _Check:
@@ -72,10 +72,10 @@ class _Check:
         axes = {axis.name: Extents(axis.extent, axis.block, axis.is_streamed) for axis in kernel.axes}
         self.bounds = Bounds(axes, self.substitute, kernel.symbols)
 
-    def check(self, followed: Followed) -> None:
+    def check(self, followed: AccessTrace) -> None:
         """Raise DirectiveError for the first access that breaks a rule."""
         for line in followed.mismatches:
-            raise self._at(line).error("the blocks are not those of the first region", "Reckon them from one number")
+            raise self._at(line).error("the blocks are not those of the first region", "Compute them from one tile id")
         stored_ranges: dict[AccessDirective, list[tuple[range, ...]]] = {}
         undecided: set[str] = set()
         for loop_start in followed.loop_starts if self.is_call else ():
@@ -89,20 +89,20 @@ class _Check:
                 continue
             try:
                 ranges = AccessCheck(self, access, access.directive).stored_ranges()
-            except (Open, TooLarge):
+            except (NeedsCallArguments, TooLarge):
                 undecided.add(access.directive.tensor)
                 continue
             if access.directive.is_store:
                 stored_ranges.setdefault(access.directive, []).append(ranges)
         missing = {one.directive for one in self.kernel.stores} - stored_ranges.keys()
-        for directive in sorted(missing, key=lambda one: one.place.line):
+        for directive in sorted(missing, key=lambda one: one.loc.line):
             if self.is_call and directive.tensor not in undecided | {one.tensor for one in stored_ranges}:
-                raise directive.place.error(
+                raise directive.loc.error(
                     "no tile comes to it in this call", "Leave its directive out, or store in every tile"
                 )
         self._check_coverage(stored_ranges, undecided)
 
-    def _check_undirected(self, access: Reached) -> None:
+    def _check_undirected(self, access: TracedAccess) -> None:
         """Raise for a load in a helper function without a directive, of a tensor that has a directive there."""
         for load in self.kernel.loads:
             if load.helper and isinstance(access.address, Number) and access.kind not in STORES:
@@ -123,14 +123,14 @@ class _Check:
             if not _is_covered([size or 0 for size in sizes], rectangles):
                 directive, ranges_of_store = stores[0]
                 range_texts = ", ".join(_range_text(each) for each in ranges_of_store)
-                raise directive.place.error(
+                raise directive.loc.error(
                     f"a tile stores {range_texts} of its {' x '.join(map(str, sizes))} elements", "Store the whole tile"
                 )
 
-    def _check_memory_dependence(self, loop: str, accesses: list[Reached]) -> None:
-        """Raise if tiles, or iterations of a streamed loop, hand on a value through memory.
+    def _check_memory_dependence(self, loop: str, accesses: list[TracedAccess]) -> None:
+        """Raise if tiles, or iterations of a streamed loop, pass a value to each other through memory.
 
-        They do where what one stores another may load, or where each iteration stores to the same place.
+        They do if one may load what another stores, or if all iterations store to the same address.
         """
         own_axes = {loop} if loop != TILES else {axis.name for axis in self.kernel.grid}
         stores = [one for one in accesses if one.kind in STORES or one.kind.startswith(ATOMIC)]
@@ -151,7 +151,7 @@ class _Check:
             if store.is_in_helper and (is_carried or not is_own_place):  # others: see loop_carried.py
                 raise self._at(store.line).error(*OVERWRITES)
 
-    def _is_private(self, load: Reached, store: Reached, own_axes: set[str]) -> bool:
+    def _is_private(self, load: TracedAccess, store: TracedAccess, own_axes: set[str]) -> bool:
         """Whether no tile, or no iteration, loads what another stores."""
         dims = load.directive.dims if load.directive else ()
         if store.directive and dims == store.directive.dims:
@@ -159,8 +159,8 @@ class _Check:
         is_same = _address(load) == _address(store)
         return is_same and all(BlockOf(axis) in _address(load).atoms for axis in own_axes)
 
-    def _pointers(self, access: Reached) -> frozenset[str]:
-        """Return the parameters that may be the pointer of an access; none where only a call tells it from a number."""
+    def _pointers(self, access: TracedAccess) -> frozenset[str]:
+        """Return the parameters that may be the pointer of an access; none if that is ambiguous before a call."""
         if access.directive:
             return frozenset({access.directive.parameter})
         address = _address(access)
@@ -169,30 +169,30 @@ class _Check:
         pointers = names - self.kernel.symbols - self.kernel.source.constants - self.numbers.keys()
         return pointers if self.is_call or len(pointers) == 1 else frozenset()
 
-    def _check_no_program_id(self, access: Reached) -> None:
+    def _check_no_program_id(self, access: TracedAccess) -> None:
         """Raise if an address, or a stored value, depends on the program id: the schedule renumbers tiles."""
         values = [access.address, *access.arguments[0], *access.arguments[1].values(), access.guard]
         tags = frozenset[str]().union(*map(value_tags, values))
-        what = "its place, or what it stores," if access.kind in STORES else "its place"
-        place = access.directive.place if access.directive else self._at(access.line)
+        what = "its address, or what it stores," if access.kind in STORES else "its address"
+        loc = access.directive.loc if access.directive else self._at(access.line)
         if PROGRAM_ID in tags:
             blocks = ", ".join(sorted(self.kernel.block_variables.values()))
-            found = f"{what} is made from a program's number, and the schedule numbers tiles anew"
-            raise place.error(found, f"Reckon it from the blocks, {blocks}, alone")
+            found = f"{what} is computed from a program id, and the schedule numbers tiles anew"
+            raise loc.error(found, f"Compute it from the blocks, {blocks}, alone")
         if UNSEEN_FUNCTION in tags:
-            found = f"{what} is made by {UNSEEN_FUNCTION}: it may ask for a program's number"
-            raise place.error(found, "Define it in this file, or in one that this file imports from")
+            found = f"{what} comes from {UNSEEN_FUNCTION}: it may read a program id"
+            raise loc.error(found, "Define it in this file, or in one that this file imports from")
 
-    def _check_loop_start(self, start: Begun) -> None:
+    def _check_loop_start(self, start: StreamStart) -> None:
         """Raise if a streamed loop may begin within a block: its iterations would read on into the next part."""
         axis = next(axis for axis in self.kernel.axes if axis.name == start.directive.axis)
         block = self.substitute(axis.block)
         if not _is_multiple(self.substitute(start.low), block):
             found = f"its loop begins at {self.substitute(start.low)}, which is not always a whole block of {block}"
-            raise start.directive.place.error(found, "Begin at a multiple of the block, and mask what is loaded")
+            raise start.directive.loc.error(found, "Begin at a multiple of the block, and mask loaded data")
 
     def _at(self, line: int) -> SourceLine:
-        """Return a line of the kernel's file, for an error."""
+        """Return a source location in the kernel's file."""
         return SourceLine(self.kernel.source.path.name, line, self.lines[line - 1].strip())
 
     def substitute(self, poly: Polynomial) -> Polynomial:
@@ -203,23 +203,23 @@ class _Check:
         """Return the dimensions of a row-major tensor, as a directive declares them."""
         axes = {axis.name: axis for axis in self.kernel.axes}
         dims: list[Dimension] = []
-        stride = number(1)
+        stride = const_poly(1)
         for expression in reversed(directive.dims):
             name, scale, shift = affine_in(expression, axes)
             extent = axes[name].extent if name else expression
             dim = Dimension(extent, stride, extent)
             if name:
                 axis, counts_blocks = axes[name], is_of_blocks(expression)
-                block = number(1) if counts_blocks else axis.block
+                block = const_poly(1) if counts_blocks else axis.block
                 extent = ceil_div(axis.extent, axis.block) if counts_blocks else extent
-                step = number(1) if axis.is_streamed else number(scale) * block
-                dim = Dimension(extent, stride, block, name, step, number(shift) * block)
+                step = const_poly(1) if axis.is_streamed else const_poly(scale) * block
+                dim = Dimension(extent, stride, block, name, step, const_poly(shift) * block)
             dims.insert(0, dim)
             stride = stride * extent
         return dims
 
 
-def _address(access: Reached) -> Polynomial:
+def _address(access: TracedAccess) -> Polynomial:
     address = access.address
     return address.poly if isinstance(address, Number) else address.pointer if isinstance(address, Descriptor) else ZERO
 
@@ -236,6 +236,7 @@ def _is_multiple(low: Polynomial, block: Polynomial) -> bool:
 
 
 def _is_covered(sizes: list[int], rectangles: list[tuple[range, ...]]) -> bool:
+    """Whether rectangles together contain every element of a tile with these sizes."""
     for ranges in rectangles:
         if all(
             set(range(size)) <= set(each) if len(each) >= size else False
@@ -249,7 +250,7 @@ def _is_covered(sizes: list[int], rectangles: list[tuple[range, ...]]) -> bool:
 
 
 def _distinct_covers(size: int, ranges: list[range]) -> Iterator[frozenset[int]]:
-    """Yield, for each element of a dimension, the set of ranges that hold it; equal sets once."""
+    """Yield each distinct set of ranges that contain an element of the dimension."""
     covering: list[frozenset[int]] = [frozenset()] * size
     for at, each in enumerate(ranges):
         for element in each:

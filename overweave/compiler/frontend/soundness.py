@@ -1,4 +1,4 @@
-"""Checks that a kernel does what its directives declare, as far as its source tells. Errors name file and line."""
+"""Checks a kernel's source against its directives, without arguments of a call. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from overweave.compiler.frontend.source.language import (
     used_names,
     walk,
 )
-from overweave.compiler.frontend.source.module import Callees, Touch, jit_decorators
+from overweave.compiler.frontend.source.module import Callees, ParameterAccess, jit_decorators
 from overweave.compiler.frontend.symbols.directives import (
     RESERVED,
     AccessDirective,
@@ -30,7 +30,7 @@ from overweave.compiler.frontend.symbols.directives import (
     is_of_blocks,
     parse_expression,
 )
-from overweave.compiler.frontend.symbols.polynomials import Polynomial, number
+from overweave.compiler.frontend.symbols.polynomials import Polynomial, const_poly
 
 VALUE_PRESERVING = (
     "multiple_of",
@@ -48,14 +48,14 @@ POINTER_KEYWORDS = (
 
 
 def check_kernel(kernel: AnnotatedKernel) -> None:
-    """Raise DirectiveError for the first thing that would make the fused kernel wrong."""
+    """Raise DirectiveError for the first violation that would make the fused kernel wrong."""
     source = kernel.source
     origins = Origins(assignments(source.function.body), source.parameters, source.language)
     callees = Callees(source)
     _check_reserved(source)
     jit_decorators(source)
     if not kernel.stores:
-        raise source.place().error("no store is annotated", "Put `# @overweave.store C=c_ptr[M, N]` above it")
+        raise source.loc().error("no store is annotated", "Put `# @overweave.store C=c_ptr[M, N]` above it")
     for access in (*kernel.loads, *kernel.stores):
         _check_access(kernel, access, origins)
     _check_consistent_names((*kernel.loads, *kernel.stores))
@@ -77,17 +77,17 @@ def check_exchanged(kernel: AnnotatedKernel, gathered: Iterable[str], sent: Iter
     origins = Origins(assignments(source.function.body), source.parameters, source.language)
     loads = {one.directive.parameter: one.directive for one in kernel.loads if one.directive.tensor in set(gathered)}
     stores = {one.directive.parameter: one.directive for one in kernel.stores if one.directive.tensor in set(sent)}
-    for touch in Callees(source).touches(source.function, origins):
-        if touch.kind != "load" and touch.parameter in loads:
-            directive = loads[touch.parameter]
+    for access in Callees(source).parameter_accesses(source.function, origins):
+        if access.kind != "load" and access.parameter in loads:
+            directive = loads[access.parameter]
             found = f"{directive.tensor} is gathered from peers, and {directive.parameter} is stored to"
-            raise directive.place.error(found, "Store to a parameter of its own")
-        if touch.kind != "store" and touch.parameter in stores:
-            directive = stores[touch.parameter]
+            raise directive.loc.error(found, "Store to a parameter of its own")
+        if access.kind != "store" and access.parameter in stores:
+            directive = stores[access.parameter]
             found = (
                 f"{directive.tensor} goes to peers, and {directive.parameter} is loaded from, which holds nothing then"
             )
-            raise directive.place.error(found, "Load what it held from a parameter of its own")
+            raise directive.loc.error(found, "Load what it held from a parameter of its own")
 
 
 def _check_reserved(source: KernelSource) -> None:
@@ -95,42 +95,42 @@ def _check_reserved(source: KernelSource) -> None:
     names = used_names(source.function) | set(source.parameters)
     reserved = sorted(name for name in names if name.startswith(RESERVED))
     if reserved:
-        raise source.place().error(
+        raise source.loc().error(
             f"it uses the name {reserved[0]}", f"Names that begin with {RESERVED} are the compiler's"
         )
     params = source.function.params
     if params.kwonly_params or params.star_kwarg or isinstance(params.star_arg, cst.Param):
         cure = "List them all without `*`: calls may name them in any case"
-        raise source.place().error("some parameters can only be named, or are any number, which no launch passes", cure)
+        raise source.loc().error("some parameters can only be named, or are any number, which no launch passes", cure)
     if "group" in source.parameters:
-        raise source.place().error("a parameter is called group", "Rename it: `group=` of a call names the ranks")
+        raise source.loc().error("a parameter is called group", "Rename it: `group=` of a call names the ranks")
 
 
 def _check_access(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origins) -> None:
-    """Raise for a directive whose parameter, dimensions or position cannot be."""
-    directive, source, place = access.directive, kernel.source, access.directive.place
+    """Raise for a directive whose parameter or dimensions are unknown, or that is misplaced."""
+    directive, source, loc = access.directive, kernel.source, access.directive.loc
     if directive.parameter not in source.parameters:
-        raise place.error(
+        raise loc.error(
             f"the kernel has no parameter {directive.parameter}", f"Parameters: {', '.join(source.parameters)}"
         )
     if kernel.tile_loop is None and access.index < kernel.tile_start:
-        raise place.error("it stands above the tile's number", "Put the tile id, or the dispatch region, above it")
+        raise loc.error("it stands above the tile's number", "Put the tile id, or the dispatch region, above it")
     axes = {axis.name: axis for axis in kernel.axes}
     for dim in directive.dims:
-        check_names(place, dim, source, frozenset(axes))
+        check_names(loc, dim, source, frozenset(axes))
         try:
             axis, _, _ = affine_in(dim, axes)
         except ExpressionError as error:
             cure = "Write an axis, `2 * M + 1` blocks along one, or an extent without axes"
-            raise place.error(str(error), cure) from None
+            raise loc.error(str(error), cure) from None
         if axis is not None and axes[axis].is_streamed and is_of_blocks(dim):
-            raise place.error(f"{axis} is streamed: its blocks are turns of a loop, not tiles", "Name an extent")
+            raise loc.error(f"{axis} is streamed: its blocks are iterations of a loop, not tiles", "Name an extent")
         if axis is not None and axes[axis].is_streamed:
             is_in_loop = any(
                 stream.directive.axis == axis and stream.index == access.index for stream in kernel.streams
             )
             if directive.is_store or not is_in_loop:
-                raise place.error(
+                raise loc.error(
                     f"it is outside of the loop that walks {axis}", "Only loads inside it can be part by part"
                 )
     _check_call(kernel, access, origins)
@@ -138,27 +138,25 @@ def _check_access(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Ori
 
 def _check_call(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origins) -> None:
     """Raise unless the statement below a directive has one load or store, of the directive's parameter."""
-    directive, place, language = access.directive, access.directive.place, kernel.source.language
+    directive, loc, language = access.directive, access.directive.loc, kernel.source.language
     kind = "store" if directive.is_store else "load"
     is_simple = isinstance(access.statement, cst.SimpleStatementLine)
     for call in calls_in(access.statement) if is_simple else ():
         if language.memory_kind(call) == "atomic":
             text = kernel.source.module.code_for_node(call).split("\n")[0][:60]
-            raise place.error(*_unannotated_error(Touch(directive.parameter, "atomic", call), text))
+            raise loc.error(*_unannotated_error(ParameterAccess(directive.parameter, "atomic", call), text))
     calls = accesses_in(access.statement, kind, language) if is_simple else []
     if len(calls) != 1:
         found = f"the statement below it has {len(calls)} {kind}s"
-        raise place.error(
-            found, f"Put it right above a statement with one `tl.{kind}(...)` or `descriptor.{kind}(...)`"
-        )
+        raise loc.error(found, f"Put it right above a statement with one `tl.{kind}(...)` or `descriptor.{kind}(...)`")
     (call,) = calls
     if access.helper and directive.is_store:
-        raise place.error(f"it stands in {access.helper}", "Let it return the value, and store it in the kernel")
+        raise loc.error(f"it stands in {access.helper}", "Let it return the value, and store it in the kernel")
     parameters = origins.parameters_of(language.address_of(call))
     if directive.parameter not in parameters and not access.helper:
         parameter_names = ", ".join(sorted(parameters)) or "no parameter"
-        raise place.error(
-            f"the {kind} below it is not made from {directive.parameter}, but from {parameter_names}",
+        raise loc.error(
+            f"the {kind} below it is not computed from {directive.parameter}, but from {parameter_names}",
             "Name its parameter",
         )
     keywords = {arg.keyword.value for arg in call.args if arg.keyword}
@@ -167,7 +165,7 @@ def _check_call(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origi
         and language.method_name(call)
         and (len(call.args) < 2 or keywords.intersection(POINTER_KEYWORDS))
     ):
-        raise place.error("the store below it is a method of a pointer", "Write `tl.store(pointer, value)`")
+        raise loc.error("the store below it is a method of a pointer", "Write `tl.store(pointer, value)`")
 
 
 def _check_consistent_names(accesses: Iterable[AnnotatedAccess]) -> None:
@@ -176,11 +174,11 @@ def _check_consistent_names(accesses: Iterable[AnnotatedAccess]) -> None:
     by_tensor: dict[str, AccessDirective] = {}
     tensor_of_parameter: dict[str, str] = {}
     for access in accesses:
-        directive, place = access.directive, access.directive.place
+        directive, loc = access.directive, access.directive.loc
         first_of_tensor = by_tensor.setdefault(directive.tensor, directive)
         if first_of_tensor.parameter != directive.parameter:
-            raise place.error(
-                f"{directive.tensor} is another tensor in line {first_of_tensor.place.line}",
+            raise loc.error(
+                f"{directive.tensor} is another tensor in line {first_of_tensor.loc.line}",
                 "Give it a name of its own",
             )
         first_of_kind = by_kind_and_tensor.setdefault((directive.is_store, directive.tensor), directive)
@@ -188,10 +186,10 @@ def _check_consistent_names(accesses: Iterable[AnnotatedAccess]) -> None:
             cure = (
                 "Where a tile reads at two places, name an extent, not an axis: it then waits for all of that dimension"
             )
-            raise place.error(f"{directive.tensor} has other dimensions in line {first_of_kind.place.line}", cure)
+            raise loc.error(f"{directive.tensor} has other dimensions in line {first_of_kind.loc.line}", cure)
         tensor = tensor_of_parameter.setdefault(directive.parameter, directive.tensor)
         if tensor != directive.tensor:
-            raise place.error(f"{directive.parameter} already holds {tensor}", "Give a parameter one tensor")
+            raise loc.error(f"{directive.parameter} already holds {tensor}", "Give a parameter one tensor")
 
 
 def _check_unannotated(kernel: AnnotatedKernel, callees: Callees, origins: Origins) -> None:
@@ -207,49 +205,49 @@ def _check_unannotated(kernel: AnnotatedKernel, callees: Callees, origins: Origi
         for call in accesses_in(access.statement, kind, source.language)
     ]
     annotated_helpers = {(access.helper, access.directive.parameter) for access in kernel.loads if access.helper}
-    for touch in callees.touches(source.function, origins):
-        if touch.kind == "load" and (touch.by, touch.parameter) in annotated_helpers:
+    for access in callees.parameter_accesses(source.function, origins):
+        if access.kind == "load" and (access.helper, access.parameter) in annotated_helpers:
             continue  # frontend/rectangles.py sees each of them
-        directive = by_kind.get(touch.kind or "", {**loads, **stores}).get(touch.parameter)
-        if directive is not None and not any(touch.call is call for call in annotated):
-            raise directive.place.error(
-                *_unannotated_error(touch, source.module.code_for_node(touch.call).split("\n")[0][:60])
+        directive = by_kind.get(access.kind or "", {**loads, **stores}).get(access.parameter)
+        if directive is not None and not any(access.call is call for call in annotated):
+            raise directive.loc.error(
+                *_unannotated_error(access, source.module.code_for_node(access.call).split("\n")[0][:60])
             )
 
 
-def _unannotated_error(touch: Touch, text: str) -> tuple[str, str]:
+def _unannotated_error(access: ParameterAccess, text: str) -> tuple[str, str]:
     """Return (problem, cure) for an access without a directive."""
-    if touch.kind is None:
-        found = f"`{text}` gets {touch.parameter}, and what it loads or stores stands elsewhere"
+    if access.kind is None:
+        found = f"`{text}` gets {access.parameter}, and what it loads or stores stands elsewhere"
         return found, "Define it in this file, or pass it no pointer to an annotated tensor"
-    if touch.by:
-        what = "an atomic" if touch.kind == "atomic" else f"a {touch.kind}"
-        found = f"`{text}` reaches {touch.parameter} by {what} of its own, which no directive can name"
-        return found, f"Let {touch.by} make the pointers, and load or store in the kernel itself"
-    if touch.kind == "atomic":
-        found = f"`{text}` changes {touch.parameter} by atomics: no tile's store is the last, so none can be announced"
+    if access.helper:
+        what = "an atomic" if access.kind == "atomic" else f"a {access.kind}"
+        found = f"`{text}` reaches {access.parameter} by {what} of its own, which no directive can name"
+        return found, f"Let {access.helper} make the pointers, and load or store in the kernel itself"
+    if access.kind == "atomic":
+        found = f"`{text}` changes {access.parameter} by atomics: no tile's store is the last, so none can be announced"
         return found, "Let each tile store a part of its own, such as C[SPLIT, M, N] or C[blocks(K), N], and add these"
-    found = f"another {touch.kind} of {touch.parameter} has no directive: `{text}`"
+    found = f"another {access.kind} of {access.parameter} has no directive: `{text}`"
     return found, "Annotate every load and store of a tensor that is annotated"
 
 
 def _check_dispatch(kernel: AnnotatedKernel) -> None:
-    """Raise if code behind the dispatch region uses its variables, blocks aside, or if it accesses memory."""
+    """Raise if later code uses a variable of the dispatch region, blocks aside, or if the region stores."""
     if kernel.dispatch is None:
         return
     lo, hi = kernel.dispatch
     for access in (*kernel.loads, *kernel.stores):
         if lo <= access.index < hi:
-            raise access.directive.place.error("it stands in the dispatch region", "Move it behind `dispatch end`")
+            raise access.directive.loc.error("it stands in the dispatch region", "Move it after `dispatch end`")
     kinds = {kernel.source.language.memory_kind(call) for one in kernel.body[lo:hi] for call in calls_in(one)}
     if kinds & {"store", "atomic"}:
-        raise kernel.source.place().error("the dispatch region stores", "Move it out: the compiler replaces the region")
+        raise kernel.source.loc().error("the dispatch region stores", "Move it out: the compiler replaces the region")
     assigned = assigned_names(kernel.body[lo:hi]) - set(kernel.block_variables.values())
     later = {name for statement in kernel.body[hi:] for name in used_names(statement)}
     lost = sorted(assigned & later - {kernel.tile_variable})
     if lost:
-        found = f"{lost[0]} is made in the dispatch region and used behind it"
-        raise kernel.source.place().error(found, "Move it above `dispatch begin`: the compiler replaces the region")
+        found = f"{lost[0]} is assigned in the dispatch region and used after it"
+        raise kernel.source.loc().error(found, "Move it above `dispatch begin`: the compiler replaces the region")
 
 
 def _check_locks(kernel: AnnotatedKernel) -> None:
@@ -260,9 +258,7 @@ def _check_locks(kernel: AnnotatedKernel) -> None:
         if word == "atomic_cas" or (word == "atomic_xchg" and _is_spin_condition(source, call)):
             text = source.module.code_for_node(call).split("\n")[0][:60]
             found = f"`{text}` lets programs wait for each other (a lock, stream-K), and tiles come in another order"
-            raise source.place().error(
-                found, "Split K into blocks of an axis, and store each part to a slab of its own"
-            )
+            raise source.loc().error(found, "Split K into blocks of an axis, and store each part to a slab of its own")
 
 
 def _is_spin_condition(source: KernelSource, call: cst.Call) -> bool:
@@ -279,12 +275,12 @@ def _check_extents(kernel: AnnotatedKernel) -> None:
         is_hint = isinstance(value, cst.Call) and _callee_name(value) in VALUE_PRESERVING and name in used_names(value)
         if name in directive_names and not is_hint:
             found = f"{name} is assigned, and directives mean the number that the caller passes"
-            raise kernel.source.place().error(found, "Give what the kernel makes of it another name")
+            raise kernel.source.loc().error(found, "Give what the kernel makes of it another name")
 
 
 def _step_expression(text: str, source: KernelSource) -> Polynomial:
     numbers = source.file_numbers
-    return parse_expression(text).substitute(lambda atom: number(numbers[atom]) if atom in numbers else None)
+    return parse_expression(text).substitute(lambda atom: const_poly(numbers[atom]) if atom in numbers else None)
 
 
 def _callee_name(call: cst.Call) -> str:
@@ -294,9 +290,9 @@ def _callee_name(call: cst.Call) -> str:
 def _check_jumps(kernel: AnnotatedKernel) -> None:
     """Raise for a `return`, `continue` or `break` that ends a tile before it notifies."""
     if any(m.findall(statement, m.Return()) for statement in kernel.source.function.body.body):
-        raise kernel.source.place().error("it returns early", "Mask its loads and stores instead")
+        raise kernel.source.loc().error("it returns early", "Mask its loads and stores instead")
     if kernel.tile_loop is not None and any(_exits_of(list(kernel.body))):
-        raise kernel.source.place().error("a tile ends by `continue` or `break`", "Mask its loads and stores instead")
+        raise kernel.source.loc().error("a tile ends by `continue` or `break`", "Mask its loads and stores instead")
 
 
 def _exits_of(statements: Iterable[cst.CSTNode]) -> Iterator[bool]:
@@ -316,10 +312,10 @@ def _check_stream(kernel: AnnotatedKernel) -> None:
     """Raise unless the step of a streamed loop is the block of its axis, so that no iteration reads beyond a part."""
     axes = {axis.name: axis for axis in kernel.axes}
     for stream in kernel.streams:
-        place = stream.directive.place
+        loc = stream.directive.loc
         arguments = [arg for arg in stream.loop.iter.args if arg.keyword is None]  # type: ignore[attr-defined]
         if len(arguments) != 3:
-            raise place.error("its loop names no step", "Write `for start in range(low, high, BLOCK):`")
+            raise loc.error("its loop names no step", "Write `for start in range(low, high, BLOCK):`")
         step = kernel.source.module.code_for_node(arguments[2].value)
         try:
             is_block = _step_expression(step, kernel.source) == axes[stream.directive.axis].block
@@ -327,5 +323,5 @@ def _check_stream(kernel: AnnotatedKernel) -> None:
             is_block = False
         if not is_block:
             found = f"its loop goes in steps of {step}, not of {axes[stream.directive.axis].block}"
-            raise place.error(found, "Let the step be the block of the axis")
+            raise loc.error(found, "Let the step be the block of the axis")
         check_loop_carried(kernel, stream)

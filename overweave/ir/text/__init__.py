@@ -1,1 +1,1 @@
-"""Forms of Schedules and Plans outside the process: printed, parsed, and read from files."""
+"""Text and JSON forms of Schedules and Plans: printed, parsed, and read from files."""

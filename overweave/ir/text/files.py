@@ -1,6 +1,6 @@
 """The JSON form of Schedules and Plans, and the reader of untrusted schedule files.
 
-An envelope `{"version": 1, "schedule": {...}}` or `{"version": 1, "plan": {...}}`; keys are the fields of the types. A
+A file is `{"version": 1, "schedule": {...}}` or `{"version": 1, "plan": {...}}`; keys are the fields of the types. A
 file is refused before anything much larger than itself is allocated: by its size, then its depth, then while its values
 are read straight into the types (which refuse unknown keys), then for duplicate keys.
 """
@@ -37,7 +37,7 @@ def to_json(value: Schedule | Plan) -> bytes:
 
 
 def from_json(data: bytes) -> Schedule | Plan:
-    """Return what `to_json` wrote: well-formed, but not verified. Raises ScheduleFileError."""
+    """Decode what `to_json` wrote; the value is well-formed, but not verified. Raises ScheduleFileError."""
     if len(data) > MAX_BYTES:
         raise _error(f"{len(data)} bytes, more than {MAX_BYTES}")
     try:
@@ -69,12 +69,12 @@ def read_file(path: Path) -> Schedule | Plan:
 
 
 def printable(text: object) -> str:
-    """Return text in characters that JSON and terminals have: names of files are arbitrary bytes."""
+    """Return at most 200 characters of a text, encodable as UTF-8: names of files are arbitrary bytes."""
     return str(text)[:200].encode(errors="replace").decode()
 
 
 def _value(data: bytes) -> Schedule | Plan:
-    """Return the value in the bytes of a JSON or text file. Raises ScheduleFileError."""
+    """Decode a JSON or text file by its first character. Raises ScheduleFileError."""
     if data.lstrip()[:1] in (b"{", b"[", b""):
         return from_json(data)
     if len(data) > MAX_BYTES:

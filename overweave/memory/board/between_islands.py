@@ -27,6 +27,7 @@ BEAT_EVERY_S = 0.4
 LOST_AFTER_S = 3.4  # without a beat; with what passes before somebody looks, a loss is named within 5 s
 HURRY_S = (1e-3, 2e-2)  # between two rounds while somebody waits: at first, and in the end
 TELL_WITHIN_S = 0.5
+MEET_WITHIN_S = 1.0  # hosts that cannot connect to each other lose it, once a group
 ENDED = -1  # instead of a beat: the process is gone, and its record is its last one
 
 _BEAT = struct.Struct("<qqq")  # number of the beat, version of the record, ms since the rank has read the board
@@ -70,6 +71,8 @@ class Courier:
         self._waiting = 0  # how many threads of this process wait for news
         self._rounds = 0  # without news, while somebody waits
         self._is_closed, self.is_cut_off, self._has_news = False, False, False
+        self._asked = self._received = 0  # how often this rank has begun to read what others told, and has ended that
+        self._closed: dict[int, int] = {}  # first rank of an island -> as of how many readings its line was closed
         self._process = os.getpid()
 
     def start(self, store: Store, secret: bytes, meet: Callable[[], object]) -> None:
@@ -86,6 +89,7 @@ class Courier:
         first = [island[0] for island in self._islands.members if self._rank not in island]
         addresses = self._store.multi_get([f"{self._prefix}line.{peer}" for peer in first])
         self._lines.connect({peer: bytes(each).decode() for peer, each in zip(first, addresses, strict=True)})
+        self._lines.meet(len(self._heard), MEET_WITHIN_S)
         self._thread = threading.Thread(target=self._run, name="overweave courier", daemon=True)
         self._thread.start()
 
@@ -116,9 +120,16 @@ class Courier:
         with self._lock:
             for mate in island:
                 self._heard[mate].look()
-            has_line = self._lines.is_open(island[0])
+            has_line = self._has_line(island[0])
             is_heard = has_line or any(self._heard[mate].silent_s < LOST_AFTER_S for mate in island)
             return is_heard and self._heard[rank].beat != ENDED
+
+    def _has_line(self, first: int) -> bool:
+        """Return whether the line to an island is open, or what its ranks told before it closed may not be here yet."""
+        if self._lines.is_open(first):
+            self._closed.pop(first, None)
+            return True
+        return self._received <= self._closed.setdefault(first, self._asked) and not self.is_cut_off
 
     def close(self) -> None:
         """Publish this rank's last record and end the thread."""
@@ -183,6 +194,7 @@ class Courier:
 
     def _receive(self) -> None:
         """Take the beats of all far ranks, and before these the records of those whose version is new."""
+        self._asked += 1
         told = self._store.multi_get([f"{self._prefix}beat.{peer}" for peer in self._heard])
         beats = {peer: _BEAT.unpack(beat) for peer, beat in zip(self._heard, told, strict=True)}
         changed = [peer for peer, (_, version, _) in beats.items() if version != self._heard[peer].version]
@@ -192,5 +204,6 @@ class Courier:
         for peer, (beat, version, age_ms) in beats.items():
             self._records.receive_heartbeat(peer, age_ms)
             self._heard[peer].version, self._heard[peer].beat = version, beat
+        self._received = self._asked
         if changed:
             self._rounds, self._has_news = 0, True

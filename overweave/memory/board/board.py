@@ -29,6 +29,7 @@ from overweave.errors import OverweaveError, PeerDied, PeerError, PeerTimeout, R
 from overweave.ir.operators.registry import OPERATORS
 from overweave.memory.board import records
 from overweave.memory.board.between_islands import BEAT_EVERY_S, LOST_AFTER_S, Courier
+from overweave.memory.board.history import History
 from overweave.memory.board.islands import Islands, meet, one_island
 from overweave.memory.board.records import (
     ALARM_TEXT_BYTES,
@@ -117,6 +118,7 @@ class Board:
         self._far = [rank for rank in self._peers if rank not in near]
         self._records = Records(file, group.rank, self._far)
         self._courier: Courier | None = None
+        self._history = History() if self._far else None  # near ranks see each other's calls as they are made
         # The rest but the lock belongs to the thread that calls.
         self._release, self._acquire = self._records.fence.release, self._records.fence.acquire
         self._peer_starts = [peer * records.RECORD_WORDS for peer in near]
@@ -178,6 +180,8 @@ class Board:
         entry = entry_offset(call)
         if self._ring_contents.get(entry) != (signature, False):
             self._write_entry(entry, signature, is_nonblocking=False)
+        if self._history is not None:
+            own.put(entry + records.DIGEST, self._history.digest_with(own.word(self.rank, entry + records.HASH)))
         own.put(entry + records.CALL, call)
         own.put(records.BEGUN, call)
         own.fence()  # store own entry before loading the peers': of two ranks, at least one sees the other's
@@ -187,6 +191,8 @@ class Board:
             deadline_s,
         )
         self._compare(call)
+        if self._history is not None:  # not before: a call on which ranks differ is made by none of them
+            self._history.add(call, signature, own.word(self.rank, entry + records.HASH))
         return call
 
     def post(self, signature: bytes) -> int:
@@ -199,6 +205,9 @@ class Board:
         entry, words = self._ring[call % records.ENTRIES], own.words
         if self._ring_contents.get(entry.offset) != (signature, True):
             self._write_entry(entry.offset, signature, is_nonblocking=True)
+        mine = words[entry.hash]
+        if self._history is not None:
+            words[entry.hash + records.DIGEST - records.HASH] = self._history.add(call, signature, mine)
         words[entry.call] = words[entry.begun] = call
         # A fence: store own entry before loading the peers'; of two ranks, at least one sees the other's.
         try:
@@ -206,7 +215,6 @@ class Board:
         except RuntimeError:  # an earlier interrupt came between release and acquire: the lock is free
             own.fence()
         self._acquire()
-        mine = words[entry.hash]
         for peer_call, peer_hash in entry.peers:
             if words[peer_hash] != mine and words[peer_call] == call:
                 self._compare(call)
@@ -313,6 +321,8 @@ class Board:
         for index in (records.GATHERS, records.BEGUN, records.FINISHED):
             own.put(index, base)
         own.put(records.ALARMED, 0)
+        if self._history is not None:
+            self._history.clear()
         clear()
         own.fence()
         own.put(records.RESET_PHASE, phase + 1)
@@ -396,13 +406,41 @@ class Board:
 
     def _compare_carried(self) -> None:
         """Look at what has just come from other islands, in the thread of the courier: alarms, and calls that differ
-        from this rank's. Whoever checks raises the alarm of such calls that were posted.
+        from this rank's. Whoever checks raises the alarm of such calls.
         """
         self._has_far_alarm = any(self._records.word(peer, records.ALARMED) for peer in self._far)
-        for call in range(self.call - records.ENTRIES + 1, self.call + 1):
-            if call > self._reset_call:
-                with suppress(OverweaveError):
-                    self._compare(call)
+        for peer in self._far:
+            with suppress(OverweaveError):
+                self._compare_far(peer)
+
+    def _compare_far(self, peer: int) -> None:
+        """Raise RankMismatch if a far rank's calls differ from this rank's, which may have made many more since.
+
+        A far rank that is ahead compares itself: of two ranks, the one that has made more calls remembers the others.
+        """
+        own, history, last, first_odd = self._records, self._history, self._records.word(peer, records.BEGUN), 0
+        assert history is not None
+        for call in range(last, max(last - records.ENTRIES, self._reset_call), -1):
+            noted, entry = history.find(call), entry_offset(call)
+            if noted is None or own.word(peer, entry + records.CALL) != call:
+                continue
+            if own.word(peer, entry + records.DIGEST) == noted.digest:
+                break
+            first_odd = call
+        if first_odd:
+            self._compare(first_odd)  # in the words of all ranks, where these still have the call
+            raise self.alarm(Alarm("mismatch", self._contrast_far(peer, range(first_odd, last + 1)), peer))
+
+    def _contrast_far(self, peer: int, calls: range) -> str:
+        """Say how a far rank's calls differ from this rank's. calls: of which one differs, or one before the first."""
+        own, noted = self._records, [found for call in calls if self._history and (found := self._history.find(call))]
+        for call, signature, _ in noted:
+            entry = entry_offset(call)
+            if own.data(peer, entry + records.HASH, 8) != _entry_bytes(signature, is_nonblocking=True)[:8]:
+                texts = own.text(peer, entry + records.TEXT, TEXT_BYTES), _readable(signature)
+                ranks = zip((peer, self.rank), _contrast(*texts), strict=True)
+                return ", ".join(f"{self._called(rank)} {text}" for rank, text in ranks)
+        return f"{self._called(peer)} made another call than {self._called(self.rank)} before call {calls.start}"
 
     def _called(self, rank: int) -> str:
         """Return a rank with its host, where there are several."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import blake2b
@@ -74,6 +75,13 @@ class Lifelines:
                 line, _ = self._listener.accept()
                 line.send(self._token(self._rank))
                 self._held.append(line)
+
+    def meet(self, most: int, within_s: float) -> None:
+        """Take lines, as `accept`, until the ends of those from here are known or gone, or time is over."""
+        end_s = time.monotonic() + within_s
+        while not all(self.is_open(rank) for rank in list(self._lines)) and time.monotonic() < end_s:
+            self.accept(most)
+            time.sleep(1e-3)
 
     def is_open(self, rank: int) -> bool:
         """Return whether the process of a rank is known to exist."""

@@ -158,7 +158,7 @@ RING, ENTRIES, ENTRY_WORDS = 160, 64, 32
 RECORD_WORDS = RING + ENTRIES * ENTRY_WORDS
 RECORD_BYTES = RECORD_WORDS * 8
 # Words of an entry of the ring.
-CALL, HASH, IS_NONBLOCKING, TEXT = 0, 1, 2, 4
+CALL, HASH, IS_NONBLOCKING, DIGEST, TEXT = range(5)
 
 _LOCK_QUERY = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 

@@ -1,4 +1,4 @@
-"""What calls and questions of a compiled kernel accept: one typed error, with the cure, for everything else."""
+"""Checks of the arguments of compiled kernels: of calls, and of `plan`, `rank` and `explain`. They raise InputError."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from overweave.ir.footprint import Operand
 from overweave.ops.call.operands import DTYPES, check_plain
 from overweave.runtime.authored import shape_of, tensor_of
 
-LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what Triton takes beside a kernel's arguments
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keyword arguments of a Triton launch
 MOST_RANKS = 1024
-MOVED: dict[torch.dtype, MovedDtype] = {  # what tiles may exchange; floats alone are added
+EXCHANGED_DTYPES: dict[torch.dtype, MovedDtype] = {  # what may be exchanged; only floats are summed
     torch.float8_e4m3fn: "float8_e4m3fn",
     torch.float8_e5m2: "float8_e5m2",
     torch.int8: "int8",
@@ -27,11 +27,14 @@ MOVED: dict[torch.dtype, MovedDtype] = {  # what tiles may exchange; floats alon
     torch.int32: "int32",
     **DTYPES,  # type: ignore[dict-item]
 }
-POWERS_OF_TWO = ("num_warps",)
+POWER_OF_TWO_OPTIONS = ("num_warps",)
 
 
-def where_of(kernel: Any) -> tuple[Path, str, int | None]:
-    """File, name and line of a kernel: of a jitted or tuned function, or of `FILE.py:NAME`. Raises InputError."""
+def kernel_location(kernel: Any) -> tuple[Path, str, int | None]:
+    """Return (file, name, line) of a kernel: a jitted or autotuned function, or `FILE.py:NAME`, whose line is None.
+
+    Raises InputError for a function that is not at the top level of a file.
+    """
     if isinstance(kernel, str):
         path, colon, name = kernel.rpartition(":")
         if not colon or not name.isidentifier():
@@ -50,41 +53,43 @@ def where_of(kernel: Any) -> tuple[Path, str, int | None]:
     return Path(file), str(function.__name__), int(function.__code__.co_firstlineno)
 
 
-def numbers_of(given: Mapping[str, Any]) -> dict[str, int]:
-    """The whole numbers of a call, and the extents of its tensors as directives name them."""
-    numbers = {name: value for name, value in given.items() if type(value) is int}
-    for name, value in given.items():
+def integer_arguments(call_args: Mapping[str, Any]) -> dict[str, int]:
+    """Return the integer arguments of a call, and `NAME.shape[i]` of its tensors, as directives name them."""
+    numbers = {name: value for name, value in call_args.items() if type(value) is int}
+    for name, value in call_args.items():
         if tensor_of(value) is not None:
             numbers |= {f"{name}.shape[{at}]": extent for at, extent in enumerate(shape_of(value))}
     return numbers
 
 
-def constants_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a call that is no tensor, and what is the same of its tensors wherever they lie."""
-    constants = {name: value for name, value in given.items() if tensor_of(value) is None}
-    described = ((name, enumerate(getattr(value, "block_shape", ()))) for name, value in given.items())
+def non_tensor_arguments(call_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are not tensors, and the shapes and descriptor block shapes of those that are."""
+    constants = {name: value for name, value in call_args.items() if tensor_of(value) is None}
+    described = ((name, enumerate(getattr(value, "block_shape", ()))) for name, value in call_args.items())
     blocks = {f"{name}.block_shape[{at}]": size for name, sizes in described for at, size in sizes}
-    return constants | numbers_of(given) | blocks
+    return constants | integer_arguments(call_args) | blocks
 
 
-def check_asked(kernel: str, asked: Collection[str]) -> None:
-    """Some tensor has a schedule. Raises InputError."""
+def check_has_schedule(kernel: str, asked: Collection[str]) -> None:
+    """Raise InputError if no tensor has a schedule."""
     if not asked:
-        raise InputError(f"fuse {kernel}", "no tensor has a schedule", "Name one that it reads or writes, and its way")
+        raise InputError(
+            f"fuse {kernel}", "no tensor has a schedule", "Name one that it loads or stores, and its schedule"
+        )
 
 
 def check_options(kernel: str, options: Mapping[str, object]) -> None:
-    """What a launch is asked for beside the kernel's arguments. Raises InputError."""
+    """Raise InputError for a launch option that is not a positive int, or not a power of two if it must be one."""
     for name, value in options.items():
         is_number = type(value) is int and value > 0
-        if not is_number or (name in POWERS_OF_TWO and value & (value - 1)):  # type: ignore[operator]
-            cure = "Pass a power of two" if name in POWERS_OF_TWO else "Pass an int of at least 1"
+        if not is_number or (name in POWER_OF_TWO_OPTIONS and value & (value - 1)):  # type: ignore[operator]
+            cure = "Pass a power of two" if name in POWER_OF_TWO_OPTIONS else "Pass an int of at least 1"
             raise InputError(f"call {kernel} with {name}", f"got {value!r}"[:60], cure)
 
 
-def unusable(kernel: str, given: Mapping[str, Any]) -> InputError:
-    """The error for arguments among which one is neither a tensor nor a constant."""
-    for name, value in given.items():
+def unhashable_error(kernel: str, call_args: Mapping[str, Any]) -> InputError:
+    """Return the error for the first argument that cannot be hashed: it is neither a tensor nor a constant."""
+    for name, value in call_args.items():
         try:
             hash(value)
         except TypeError:
@@ -92,9 +97,9 @@ def unusable(kernel: str, given: Mapping[str, Any]) -> InputError:
     return InputError(f"call {kernel}", "an argument is no constant", "Pass tensors, numbers and constants")
 
 
-def check_memory(kernel: str, given: Mapping[str, Any]) -> None:
-    """Every tensor among the arguments lies where it says, all on one device. Raises InputError."""
-    tensors = {name: tensor for name, value in given.items() if (tensor := tensor_of(value)) is not None}
+def check_tensors(kernel: str, call_args: Mapping[str, Any]) -> None:
+    """Raise InputError unless all tensor arguments are plain strided tensors on one CPU or CUDA device."""
+    tensors = {name: tensor for name, value in call_args.items() if (tensor := tensor_of(value)) is not None}
     for name, tensor in tensors.items():
         asked, first = f"call {kernel}: {name}", next(iter(tensors))
         check_plain(asked, tensor)
@@ -106,10 +111,10 @@ def check_memory(kernel: str, given: Mapping[str, Any]) -> None:
             )
 
 
-def check_on_paper(
+def check_plan_arguments(
     source: KernelSource, numbers: object, world_size: object, dtype: Dtype | Mapping[str, MovedDtype]
 ) -> None:
-    """What is planned or predicted of a kernel without tensors. Raises InputError."""
+    """Check the arguments of `plan`, `rank` and `explain`, which take no tensors. Raises InputError."""
     kernel, known = source.name, (*source.parameters, *LAUNCH_OPTIONS)
     if not isinstance(numbers, Mapping) or not all(isinstance(name, str) for name in numbers):
         cure = "Pass the kernel's integer arguments by name, as a mapping"
@@ -124,18 +129,18 @@ def check_on_paper(
     if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
         raise InputError(f"plan {kernel}", f"world_size {world_size}"[:60], f"Use 1 to {MOST_RANKS} ranks")
     for each in dtype.values() if isinstance(dtype, Mapping) else (dtype,):
-        if each not in MOVED.values():
+        if each not in EXCHANGED_DTYPES.values():
             found = f"dtype {each}"[:60]
-            raise InputError(f"plan {kernel}", found, f"Use one of {', '.join(MOVED.values())}, as a string")
+            raise InputError(f"plan {kernel}", found, f"Use one of {', '.join(EXCHANGED_DTYPES.values())}, as a string")
 
 
-def check_others(kernel: str, operands: Sequence[Operand], given: Mapping[str, Any]) -> None:
-    """Annotated tensors that stay where they are have the elements that their dimensions say. Raises InputError.
+def check_local_tensors(kernel: str, operands: Sequence[Operand], call_args: Mapping[str, Any]) -> None:
+    """Raise InputError if an annotated tensor that is not exchanged has fewer elements than its dimensions say.
 
-    Their strides are the kernel's affair; but a tensor that is too small would be read, or written, past its end.
+    Its strides are not checked; but a tensor that is too small would be accessed out of bounds.
     """
     for operand in operands:
-        value, elements = given.get(operand.parameter), operand.rows * operand.cols
+        value, elements = call_args.get(operand.parameter), operand.rows * operand.cols
         tensor = tensor_of(value)
         if tensor is None:
             asked = f"{kernel}: {operand.parameter}, which holds {operand.tensor}"
@@ -146,18 +151,21 @@ def check_others(kernel: str, operands: Sequence[Operand], given: Mapping[str, A
 
 
 def check_dtype(kernel: str, operand: Operand, dtype: torch.dtype, is_added: bool) -> None:
-    """What is moved may be of any dtype that Triton's tiles hold; what is added over ranks is of a float's."""
-    known = DTYPES if is_added else MOVED
+    """Raise InputError for a dtype that cannot be exchanged, or, if is_added, not be summed over ranks."""
+    known = DTYPES if is_added else EXCHANGED_DTYPES
     if dtype not in known:
         asked = f"{kernel}: {'add' if is_added else 'move'} {operand.tensor} over ranks"
         raise InputError(asked, f"it is of {dtype}", f"Use one of {', '.join(map(str, known))}")
 
 
-def passed(operand: Operand, rows: int) -> tuple[str, str]:
-    """Whose rows of a tensor a call is given, and how they should come."""
+def expected_rows(operand: Operand, rows: int) -> tuple[str, str]:
+    """Return (whose rows a call must pass, how to pass them), for an error about a tensor of another size.
+
+    rows: how many the call must pass; more than operand.rows if it passes those of all ranks.
+    """
     if rows > operand.rows:
-        of_whom = f"every rank's {operand.rows} rows, all"
-        return of_whom, "Pass the whole tensor, contiguous; the kernel's numbers are those of what one rank writes"
+        whose_rows = f"every rank's {operand.rows} rows, all"
+        return whose_rows, "Pass the whole tensor, contiguous; the kernel's numbers are those of what one rank writes"
     if rows == operand.rows:
         return "all", "Pass all of it, contiguous"
     return "this rank's", "Pass its rows as torch.chunk deals them, contiguous"

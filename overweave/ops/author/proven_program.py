@@ -1,6 +1,4 @@
-"""Tile programs whose work is torch's, built when a signature is first called: proven on paper, and their kernels
-loaded before anything waits for them.
-"""
+"""A cache of tile programs that compute by torch: the first call verifies and builds one, and loads its kernels."""
 
 from __future__ import annotations
 
@@ -20,18 +18,18 @@ from overweave.runtime.handwritten import Declared, OwnBuffer
 MOST_PROGRAMS = 64  # of one group; each leases symmetric memory
 
 
-class Paper(Hashable, Protocol):
-    """All that a program follows from; equal ones are one program."""
+class ProgramSpec(Hashable, Protocol):
+    """The description of a program, and the key by which it is cached: equal ones share a program."""
 
     def declared(self) -> Declared:
-        """What peers address."""
+        """Return the symmetric buffers and channels."""
 
     def schedule(self) -> Schedule | None:
-        """What is proven before it runs; None where nothing moves."""
+        """Return the Schedule to verify before the program runs; None if nothing moves."""
 
 
 class Kernels(NamedTuple):
-    """What loads the kernels of a call: it computes on any symmetric buffers. key: what decides which kernels."""
+    """Loads the kernels of a call, by computing on zeroed buffers. key: equal for calls of the same kernels."""
 
     key: Hashable
     load: Callable[[OwnBuffer], object]
@@ -42,34 +40,36 @@ class _Built(NamedTuple):
     loaded: set[Hashable]
 
 
-_BUILT: dict[dist.ProcessGroup, dict[tuple[Paper, torch.device], _Built]] = {}
+_BUILT: dict[dist.ProcessGroup, dict[tuple[ProgramSpec, torch.device], _Built]] = {}
 atexit.register(_BUILT.clear)  # a process group must not outlive the interpreter
 
 
 def proven_program(
-    group: Group, paper: Paper, device: torch.device, kernels: Kernels | None = None, has_kernels: bool = False
+    group: Group, spec: ProgramSpec, device: torch.device, kernels: Kernels | None = None, has_kernels: bool = False
 ) -> TileProgram:
-    """The program of a paper, built collectively. kernels: of torch's work; on a GPU, loading one may wait for others
-    that wait for peers, so that all are loaded before the first call. has_kernels: as of a TileProgram. Raises
-    ScheduleRefused, and RankMismatch where ranks differ."""
-    for gone in [each for each in _BUILT if each not in LIVE_GROUPS]:
-        del _BUILT[gone]
-    known = _BUILT.setdefault(group.process_group, {})
-    if (paper, device) not in known:
-        if len(known) >= MOST_PROGRAMS:
-            known.pop(next(iter(known)))
-        schedule, declared = paper.schedule(), paper.declared()
+    """Return the program that `spec` describes; the first call of a group verifies and builds it, collectively.
+
+    kernels: loaded on a GPU before the first call, since loading one may block behind kernels that wait for peers.
+    has_kernels: as of a TileProgram. Raises ScheduleRefused if it cannot be verified, RankMismatch if ranks differ.
+    """
+    for closed in [each for each in _BUILT if each not in LIVE_GROUPS]:
+        del _BUILT[closed]
+    programs = _BUILT.setdefault(group.process_group, {})
+    if (spec, device) not in programs:
+        if len(programs) >= MOST_PROGRAMS:
+            programs.pop(next(iter(programs)))
+        schedule, declared = spec.schedule(), spec.declared()
         if schedule is not None:
             verify_schedule(schedule).raise_if_refused()
         program = TileProgram(declared.buffers, declared.channels, group.process_group, device, has_kernels)
-        known[paper, device] = _Built(program, set())
-    built = known[paper, device]
+        programs[spec, device] = _Built(program, set())
+    built = programs[spec, device]
     if kernels is None or device.type != "cuda" or kernels.key in built.loaded:
         return built.program
     if not torch.cuda.is_current_stream_capturing():
         own = {
             name: torch.zeros(each.rows, each.cols, dtype=each.dtype, device=device)
-            for name, each in paper.declared().buffers.items()
+            for name, each in spec.declared().buffers.items()
         }
         kernels.load(own.__getitem__)
         torch.cuda.synchronize(device)

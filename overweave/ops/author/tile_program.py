@@ -1,7 +1,7 @@
-"""`TileProgram`: the host's side of kernels that an author fuses by hand with the tile primitives (lang/primitives.py).
+"""`TileProgram`: the host side of kernels that an author fuses by hand with the tile primitives (lang/primitives.py).
 
-The library has the symmetric buffers and the signals, begins each call (credits, epochs), and
-bounds every wait. The author launches kernels and, beside them, moves data by copy engine.
+overweave allocates symmetric buffers and signals, synchronises the start of each call (credits, epochs), and
+gives every wait a deadline. The author launches kernels and, on other queues, moves data by copy engine.
 SOURCE: TileLink, sections 3.2 (host primitives) and 5.
 """
 
@@ -54,20 +54,20 @@ TileTensor = Part | torch.Tensor
 
 
 class TileProgram:
-    """Kernels that share symmetric buffers and channels with their peers. Built collectively, alike on all ranks.
+    """Kernels that share symmetric buffers and channels with their peers. Constructed collectively, alike on all ranks.
 
-    buffers: matrices that peers can address, by name. channels: signals between tiles, by name; each has as many shards
+    buffers: name -> matrix that peers can address. channels: name -> signals between tiles; each has as many shards
     as the group has ranks. device: where the kernels run, this rank's GPU by default, the CPU where there is none.
-    has_kernels: whether calls launch any; without, a CPU needs no interpreter of kernels.
+    has_kernels: whether calls launch Triton kernels; without them a CPU needs no interpreter.
 
         with program.call() as call:
             call.launch(kernel, grid, x, call.tensor("tokens"), call.channel("gathered"), num_warps=8)
 
-    A call is written down inside the block and runs when it is left: on a GPU its work is enqueued on the caller's
-    stream and the block returns; on the CPU it returns when the work is done. All ranks make the same calls in the same
-    sequence. Symmetric buffers hold nothing when a call begins, and nothing is kept for the next one.
-    Raises InputError for what cannot be, RankMismatch where ranks differ, and a call PeerError for what went wrong:
-    after that `overweave.reset()`.
+    The block records a call, which runs when the block is left: on a GPU its work is enqueued on the caller's
+    stream and the block returns; on a CPU it returns when the work is done. All ranks make the same calls in the same
+    sequence. Symmetric buffers are uninitialised when a call begins, and do not keep their contents for the next.
+    Raises InputError for invalid arguments, RankMismatch if ranks differ, and a call PeerError if a wait failed:
+    after that call `overweave.reset()`.
     """
 
     @outside_modes_and_pools
@@ -81,10 +81,12 @@ class TileProgram:
     ) -> None:
         self._group = group_of(group)
         self.rank, self.world_size = self._group.rank, self._group.world_size
-        self.declared = Declared(_named("buffers", buffers, self._group), _named("channels", channels, self._group))
+        self.declared = Declared(
+            _mapping_of("buffers", buffers, self._group), _mapping_of("channels", channels, self._group)
+        )
         try:
             self._check()
-            self._device = _checked_device(device)
+            self._device = _device_of(device)
             self.declared.lay_out()
         except OverweaveError as error:
             raise refuse(self._group, error) from None
@@ -92,13 +94,13 @@ class TileProgram:
         self._signature = f"tile program {' '.join((*buffers, *channels))} #{digest}".encode()
         with self._group.lock, current(self._device):
             Board.of(self._group).agree(self._signature)
-            on_host = "host handwritten" if has_kernels else "host tasks"
-            runs = load("gpu handwritten" if self._device.type == "cuda" else on_host)
-            self._run = runs(self.declared, self._group, self._device)
+            host_backend = "host handwritten" if has_kernels else "host tasks"
+            backend = load("gpu handwritten" if self._device.type == "cuda" else host_backend)
+            self._run = backend(self.declared, self._group, self._device)
 
     @contextmanager
     def call(self) -> Iterator[TileCall]:
-        """One call, made by every rank of the group. What is raised inside the block, the peers hear of."""
+        """Record one call, which every rank of the group makes. An exception in the block is reported to the peers."""
         call = TileCall(self)
         with self._group.lock:
             try:
@@ -106,7 +108,7 @@ class TileProgram:
             except InputError as error:
                 raise refuse(self._group, error) from None
             except OverweaveError:
-                raise  # of another call, whose peers know
+                raise  # of another call, which has reported it
             except Exception as error:
                 refuse(self._group, error)
                 raise
@@ -114,6 +116,7 @@ class TileProgram:
                 self._run(self._signature, call.steps)
 
     def _check(self) -> None:
+        """Raise InputError for channels and buffers of other types, sizes or shard counts."""
         for name, channel in self.declared.channels.items():
             if not isinstance(channel, TileChannel):
                 raise InputError(f"channel {name}", f"got {type(channel).__name__}", "Pass ow.TileChannel")
@@ -133,7 +136,7 @@ class TileProgram:
 
 
 class TileQueue:
-    """What one queue of a call does, one thing after the other: the caller's stream, or one beside it."""
+    """Records the work of one queue of a call, which runs in order: on the caller's stream, or on a side stream."""
 
     def __init__(self, call: TileCall, name: str) -> None:
         self._call, self._name = call, name
@@ -146,10 +149,10 @@ class TileQueue:
         tile_effects: tuple[TileEffect, ...] = (),
         **options: Any,
     ) -> None:
-        """Runs a Triton kernel. arguments: as Triton takes them, and `call.channel`, `call.tensor`, `call.part`.
+        """Launch a Triton kernel. arguments: as Triton takes them, and `call.channel`, `call.tensor`, `call.part`.
 
-        options: keyword arguments of the kernel and of the launch. tile_effects: what its tiles read and make, in
-        the order of the programs, for `tile_schedule`; they change nothing of the call.
+        options: keyword arguments of the kernel and of the launch. tile_effects: what its tiles read and write, in
+        the order of the programs, for `tile_schedule` only. Raises InputError for arguments that do not fit.
         """
         if any(isinstance(argument, Part) and argument.rank != self._call.rank for argument in arguments):
             found = "it is given a peer's part as a tensor"
@@ -167,10 +170,10 @@ class TileQueue:
     def rank_compute(
         self, name: str, run: Callable[[OwnBuffer], object], reads: tuple[Uses, ...] = (), makes: tuple[Uses, ...] = ()
     ) -> None:
-        """Runs operations of torch in the order of the main queue: `run(own)`, where `own(name)` is this rank's part of
-        a symmetric buffer. On a GPU they go to the caller's stream, and the host must not wait for them.
+        """Run torch operations in the order of the main queue: `run(own)`, where `own(name)` is this rank's part of a
+        symmetric buffer. On a GPU `run` enqueues them on the caller's stream, and must not synchronise with it.
 
-        reads, makes: what they need and store, for `tile_schedule`; they change nothing of the call.
+        reads, makes: what they read and write, for `tile_schedule` only.
         """
         self._add_task(TileTask(name, run, (TaskTile(reads, makes),)))
 
@@ -181,11 +184,11 @@ class TileQueue:
         channel: str,
         shards: Mapping[int, tuple[tuple[Uses, ...], tuple[Uses, ...]]],
     ) -> None:
-        """Runs operations whose kernels wait, tile by tile, for the shards of a channel: `run(own, channel)`, whose
-        tiles wait for the counters of the shards that they read. On the CPU it runs once all shards are there, and its
-        channel is None.
+        """Run operations whose kernels wait, tile by tile, for the shards of a channel: `run(own, channel)`, whose
+        tiles wait for the counters of the shards that they read. On a CPU it runs after all shards have arrived, and
+        `channel` is None.
 
-        shards: what the tiles of each shard read and make, for `tile_schedule`.
+        shards: shard -> (reads, makes) of its tiles, for `tile_schedule` only.
         """
         tiles = (TaskTile(*uses, self._shard(channel, shard)) for shard, uses in shards.items())
         self._add_task(TileTask(name, run, tuple(tiles), channel))
@@ -197,26 +200,26 @@ class TileQueue:
         self._add(task)
 
     def rank_rows(self, rows: TileRows) -> None:
-        """Works on rows that tables on the device choose: `rows.launch()` where there are kernels, which are told of
-        channels and tensors as those of `launch`, and which wait and signal themselves; else `rows.run`.
+        """Process rows that tables on the device select: by the kernel `rows.launch()`, which waits and signals itself,
+        or by `rows.run` on a CPU whose program has no kernels.
         """
         self._add(rows)
 
     def rank_void(self, result: torch.Tensor) -> None:
-        """Makes a result NaN if a wait of the call has failed, here or at a peer: work of torch does not know of waits.
+        """Fill a result with NaN if a wait of the call has failed, here or on a peer: torch operations see no verdict.
 
-        result: contiguous floats, written before. On the CPU such a call raises instead.
+        result: contiguous floats, written earlier in this queue. On a CPU such a call raises instead.
         """
         if not isinstance(result, torch.Tensor) or not result.is_contiguous() or not result.is_floating_point():
-            raise InputError("void a result", f"got {_described(result)}", "Pass a contiguous tensor of floats")
+            raise InputError("void a result", f"got {_matrix_text(result)}", "Pass a contiguous tensor of floats")
         self._add(TileVoid(result))
 
     def rank_copy_data(self, source: TileTensor, target: TileTensor, mode: Mode = "p2p") -> None:
-        """Copies a matrix between ranks by copy engine: pulls if `source` is a peer's part, pushes if `target` is.
+        """Copy a matrix between ranks by copy engine: pull if `source` is a peer's part, push if `target` is.
 
-        source, target: parts of symmetric buffers, or own tensors `[rows, cols]` with elements of a row side by side.
-        mode "broadcast": to the same part on every peer; `target` says which. The main queue may copy on this rank,
-        but beside kernels that is refused: such a copy needs an SM, and they may hold all.
+        source, target: parts of symmetric buffers, or own tensors `[rows, cols]` whose rows are contiguous.
+        mode "broadcast": push to `target`'s rectangle on every peer. Only the main queue may copy within this rank:
+        such a copy needs an SM, and kernels that run beside another queue may hold all. Raises InputError.
         """
         targets = [target]
         if mode == "broadcast":
@@ -231,9 +234,9 @@ class TileQueue:
             self._add(TileMove(source, one))
 
     def rank_notify(self, channel: str, tile: int, rank: int | Literal["broadcast"]) -> None:
-        """Tells `rank`, or every rank, that a producers' tile is there: what this queue did before is done.
+        """Signal `rank`, or every rank, that a producer's tile is ready, once the queue's earlier work is done.
 
-        The tile must be alone on its counter: a queue sets words, it does not count.
+        No other tile may share its counter: a queue sets the word, it cannot add to it. Raises InputError.
         """
         layout = self._call.channel_layout(channel)
         asked = f"rank_notify(channel {channel}, tile {tile}, {rank})"
@@ -248,10 +251,11 @@ class TileQueue:
             self._add(Raise(channel, counter, one))
 
     def rank_wait(self, channel: str, rank: int) -> None:
-        """What follows in this queue starts once all producers' tiles of the shard of `rank` are done, on this rank."""
+        """Let later work of this queue wait until all producers' tiles of the shard of `rank` are done."""
         self._add(self._shard(channel, rank))
 
     def _shard(self, channel: str, rank: int) -> Await:
+        """Return the wait for all counters of a rank's shard."""
         layout, shard = self._call.channel_layout(channel), self._call.check_rank(rank)
         counters = range(shard * layout.channels, (shard + 1) * layout.channels)
         return Await(channel, tuple((counter, layout.count_of(counter)) for counter in counters))
@@ -261,7 +265,7 @@ class TileQueue:
 
 
 class Program(Protocol):
-    """What a call must know of its program."""
+    """The part of a TileProgram that a call reads."""
 
     @property
     def rank(self) -> int: ...
@@ -272,10 +276,10 @@ class Program(Protocol):
 
 
 class TileCall(TileQueue):
-    """One call as it is written down; it is its own main queue.
+    """Records one call. It is its own main queue.
 
-    Queues run beside each other, in the order in which they were written where they share hardware: write what makes
-    before what waits for it.
+    Queues run concurrently, but may share a hardware queue, which runs work in the order of recording: record
+    producers before what waits for them.
     """
 
     def __init__(self, program: Program) -> None:
@@ -285,7 +289,7 @@ class TileCall(TileQueue):
         self._declared = program.declared
 
     def queue(self, name: str) -> TileQueue:
-        """A queue beside the main one, for copies that run while kernels do. The call ends when all queues have."""
+        """Return a queue that runs concurrently with the main one, for copies. The call ends when all queues have."""
         return self if name == MAIN else TileQueue(self, name)
 
     def channel(
@@ -295,7 +299,7 @@ class TileCall(TileQueue):
         consumer_table: torch.Tensor | None = None,
         counts: torch.Tensor | None = None,
     ) -> ChannelArgument:
-        """A channel as a kernel's argument.
+        """Return a channel as a kernel's argument.
 
         producer_table, consumer_table: a dynamic mapping, int32 `[rows of tiles, 5]` with the columns low, high, rank,
         channel, channel_end; kernels and torch operations on the same stream may fill it. counts: with a
@@ -317,51 +321,52 @@ class TileCall(TileQueue):
         return ChannelArgument(name, producer_table, consumer_table, counts)
 
     def tensor(self, name: str) -> TensorArgument:
-        """A symmetric buffer as a kernel's argument: its own part and every peer's."""
+        """Return a symmetric buffer as a kernel's argument: the parts of this rank and of every peer."""
         self._buffer(name)
         return TensorArgument(name)
 
     def part(self, name: str, rank: int | None = None) -> Part:
-        """A rank's part of a symmetric buffer, this rank's by default; `part[rows, cols]` is a part of it.
+        """Return a rank's part of a symmetric buffer, by default this rank's; `part[rows, cols]` is a rectangle of it.
 
-        As a kernel's argument, the own part stands for a tensor.
+        As a kernel's argument, this rank's part stands for a tensor.
         """
         buffer = self._buffer(name)
         return Part(name, self.check_rank(self.rank if rank is None else rank), (0, buffer.rows), (0, buffer.cols))
 
     def channel_layout(self, name: str) -> TileChannel:
-        """What was declared under a name. Raises InputError."""
+        """Return the declared channel of that name. Raises InputError if there is none."""
         if not isinstance(name, str) or name not in self._declared.channels:
             raise InputError(f"channel {name!r}", "unknown", f"Name one of {', '.join(self._declared.channels)}")
         return self._declared.channels[name]
 
     def check_rank(self, rank: int) -> int:
-        """The rank, if there is one. Raises InputError."""
+        """Return `rank`. Raises InputError if the group has no such rank."""
         if type(rank) is not int or not 0 <= rank < self.world_size:
             raise InputError(f"rank {rank}"[:60], f"the group has {self.world_size} ranks", "Name one of them")
         return rank
 
     def check_move(self, queue: str, source: TileTensor, target: TileTensor) -> None:
-        """Both sides have one shape and dtype, and a copy beside kernels is a peer copy. Raises InputError."""
-        asked = f"rank_copy_data({_described(source)}, {_described(target)})"
-        if not all(isinstance(place, Part | torch.Tensor) for place in (source, target)):
+        """Raise InputError if shapes or dtypes differ, or for a copy within this rank on a queue other than main."""
+        asked = f"rank_copy_data({_matrix_text(source)}, {_matrix_text(target)})"
+        if not all(isinstance(matrix, Part | torch.Tensor) for matrix in (source, target)):
             raise InputError(asked, "that is no place for data", "Pass call.part(...) or a tensor")
-        ends = [self._shape_of(asked, place) for place in (source, target)]
-        if ends[0] != ends[1]:
+        shapes = [self._shape_of(asked, matrix) for matrix in (source, target)]
+        if shapes[0] != shapes[1]:
             raise InputError(asked, "shapes or dtypes differ", "Copy between matrices of one shape and dtype")
-        is_local = all(isinstance(place, torch.Tensor) or place.rank == self.rank for place in (source, target))
+        is_local = all(isinstance(matrix, torch.Tensor) or matrix.rank == self.rank for matrix in (source, target))
         if is_local and queue != MAIN:
             cure = "Copy it in the main queue, before the kernels"
             raise InputError(asked, "a copy on this rank needs an SM, which kernels beside it may hold", cure)
 
-    def _shape_of(self, asked: str, place: TileTensor) -> tuple[tuple[int, ...], torch.dtype]:
-        if isinstance(place, Part):
-            return place.shape, self._buffer(place.buffer).dtype
-        if place.dim() != 2 or place.stride(1) != 1:
+    def _shape_of(self, asked: str, matrix: TileTensor) -> tuple[tuple[int, ...], torch.dtype]:
+        """Return (shape, dtype). Raises InputError for a tensor that is not `[rows, cols]` with contiguous rows."""
+        if isinstance(matrix, Part):
+            return matrix.shape, self._buffer(matrix.buffer).dtype
+        if matrix.dim() != 2 or matrix.stride(1) != 1:
             raise InputError(
-                asked, f"a tensor {list(place.shape)}", "Pass [rows, cols], elements of a row side by side"
+                asked, f"a tensor {list(matrix.shape)}", "Pass [rows, cols], elements of a row side by side"
             )
-        return tuple(place.shape), place.dtype
+        return tuple(matrix.shape), matrix.dtype
 
     def _buffer(self, name: str) -> SymmetricBuffer:
         if not isinstance(name, str) or name not in self._declared.buffers:
@@ -371,20 +376,21 @@ class TileCall(TileQueue):
         return self._declared.buffers[name]
 
 
-def _described(place: TileTensor) -> str:
-    if isinstance(place, Part):
-        return f"{place.buffer}@{place.rank}[{place.rows[0]}:{place.rows[1]},{place.cols[0]}:{place.cols[1]}]"
-    return f"tensor {list(place.shape)}" if isinstance(place, torch.Tensor) else type(place).__name__
+def _matrix_text(matrix: TileTensor) -> str:
+    if isinstance(matrix, Part):
+        return f"{matrix.buffer}@{matrix.rank}[{matrix.rows[0]}:{matrix.rows[1]},{matrix.cols[0]}:{matrix.cols[1]}]"
+    return f"tensor {list(matrix.shape)}" if isinstance(matrix, torch.Tensor) else type(matrix).__name__
 
 
-def _named(what: str, given: object, group: Group) -> dict[str, Any]:
-    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
-        return dict(given)
-    found = f"got {type(given).__name__}, names {str(list(given))[:40]}" if isinstance(given, Mapping) else str(given)
+def _mapping_of(what: str, value: object, group: Group) -> dict[str, Any]:
+    """Return a mapping with names as keys as a dict. Raises InputError, of which peers are told."""
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return dict(value)
+    found = f"got {type(value).__name__}, names {str(list(value))[:40]}" if isinstance(value, Mapping) else str(value)
     raise refuse(group, InputError(f"{what} of a tile program", found[:80], "Pass a mapping from names to them"))
 
 
-def _checked_device(device: object) -> torch.device:
+def _device_of(device: object) -> torch.device:
     if isinstance(device, torch.device):
         return device
     if device is not None:
@@ -400,7 +406,7 @@ def _signature(function: Callable[..., object]) -> inspect.Signature:
 def checked_launch(
     kernel: Any, grid: object, arguments: tuple[Any, ...], options: Mapping[str, object]
 ) -> tuple[int, ...]:
-    """The grid of a launch whose arguments fit the kernel. Raises InputError."""
+    """Check that the arguments fit the kernel's signature, and return the grid as a tuple. Raises InputError."""
     asked = f"launch {getattr(kernel, '__name__', kernel)}"
     shape = (grid,) if isinstance(grid, int) else grid
     is_grid = isinstance(shape, tuple | list) and 1 <= len(shape) <= 3

@@ -1,7 +1,9 @@
 """Gradients of the operators, at the Autograd key of torch's dispatcher.
 
 The product, its collective, a bias, a residual and a norm are one node of the graph. An activation and a gate, whose
-gradients need what came before them, are computed by torch behind the product.
+gradients need what came before them, are computed by torch behind the product. Gradients are calls of operators again,
+so that they may be differentiated, too: gathered rows that are kept for the gradient of a weight are a result of the
+node, through which a gradient of that gradient comes back.
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ from overweave.ops.dispatch.backward import (
     Kept,
     NeededGradients,
     added_to_shard,
+    exchange_of,
     gradients_of,
     kept_of,
     norm_gradients,
     summed,
 )
 from overweave.ops.dispatch.call import call
+from overweave.ops.dispatch.collectives import replicated
 from overweave.ops.dispatch.route import refused
 from overweave.ops.dispatch.schema import (
     DEFINED,
@@ -130,7 +134,8 @@ def _recorded(operator: Operator, group_name: str, given: OperatorArguments, run
     asks_gathered, eps = bool(given.get("return_gathered")), given.get("norm_eps", NORM_EPS)
     of_call = _Call(kept, tuple(others), len(xs), len(ws), asks_gathered, eps)
     differentiated: Any = _Differentiated
-    return list(differentiated.apply((of_call, given, run), *xs, *ws, *others.values()))
+    results = list(differentiated.apply((of_call, given, run), *xs, *ws, *others.values()))
+    return results[: len(ws) + asks_gathered] if operator.gathers else results
 
 
 def _listed(factor: Any) -> Any:
@@ -203,13 +208,15 @@ class _Differentiated(torch.autograd.Function):
         results = run(given, _named(needed, call.xs, call.ws, call.names))
         saved_xs = list(flat[: call.xs]) if wants_weights else []
         if keeps_gathered:
-            rows = results[-1] if call.wants_gathered else results.pop()
-            saved_xs = [_own_columns(kept, rows) if kept.save == "columns" else rows]
+            saved_xs = [results[-1]]  # `_recorded` drops it, unless it was asked for
+            if kept.save == "columns":
+                saved_xs = [_own_columns(kept, results[-1] if call.wants_gathered else results.pop())]
         has_norm = NORM_WEIGHT in call.names
         of_norm = [results[1], flat[call.xs + call.ws + call.names.index(NORM_WEIGHT)]] if has_norm else []
         ctx.save_for_backward(*saved_xs, *flat[call.xs : call.xs + call.ws], *of_norm)
         ctx.call, ctx.asked = call, (asked_xs, asked_ws, asked_others)
         ctx.saved_xs, ctx.has_norm = len(saved_xs), has_norm
+        ctx.keeps_rows = keeps_gathered and kept.save != "columns" and not call.wants_gathered
         ctx.set_materialize_grads(False)
         return tuple(results)
 
@@ -219,7 +226,7 @@ class _Differentiated(torch.autograd.Function):
         kept = call.kept
         saved = _saved(ctx)
         dys = [None if each is None else each.contiguous() for each in gradients]
-        d_gathered = dys.pop() if call.wants_gathered else None
+        d_gathered = dys.pop() if call.wants_gathered or ctx.keeps_rows else None
         found: dict[str, Any] = {}
         if ctx.has_norm:
             dys, found[NORM_WEIGHT] = _of_norm((kept, asked_others[NORM_WEIGHT]), dys, saved[-2:], call.eps)
@@ -229,7 +236,7 @@ class _Differentiated(torch.autograd.Function):
         factors: Gradients = gradients_of(kept, asked, dys, xs or [None] * call.xs, ws)
         dxs = factors.xs
         if d_gathered is not None and asked_xs[0]:
-            dxs = [added_to_shard(kept, dxs[0], d_gathered)]
+            dxs = [added_to_shard(kept, dxs[0], d_gathered, is_alike=call.wants_gathered)]
         found[BIAS] = factors.bias
         beside = [found.get(name) if asked_others[name] else None for name in call.names]
         return (None, *dxs, *factors.ws, *beside)
@@ -250,19 +257,33 @@ def _of_norm(
     (kept, wants_weight), (z, weight), (d_normed, dz) = asked, saved, dys
     if d_normed is None:
         return [dz], None
+    if kept.operator.scatters:
+        weight = replicated(exchange_of(kept), weight)
     through, d_weight = norm_gradients(z, weight, eps, d_normed)
     if wants_weight and kept.operator.scatters:
         d_weight = summed(kept, d_weight)
     return [through if dz is None else dz + through], d_weight.to(weight.dtype)
 
 
+def _without_history(ctx: Any) -> str:
+    """Why a gradient of a gradient would not reach x: what was kept of it has no history. Empty if it does."""
+    kept = ctx.call.kept
+    if not ctx.saved_xs or kept.world_size == 1:
+        return ""
+    if kept.save == "columns":
+        return "save='columns' keeps what was gathered without its history"
+    is_returned = kept.operator.gathers and kept.save == "gathered" and ctx.call.wants_gathered
+    return "return_gathered=True beside save='gathered'" if is_returned else ""
+
+
 def _saved(ctx: Any) -> list[torch.Tensor]:
     """The tensors that the forward kept. Raises InputError, on every rank, where there is nothing to differentiate."""
     kept = ctx.call.kept
     name = f"differentiate {kept.operator.name}"
-    if torch.is_grad_enabled():
-        cure = "Leave out create_graph=True; gradients of gradients are not computed"
-        raise refused(kept.group_name, InputError(f"{name} twice", "backward is asked for a graph", cure))
+    if torch.is_grad_enabled() and (found := _without_history(ctx)):
+        raise refused(
+            kept.group_name, InputError(f"{name} twice", found, "Leave out create_graph=True, or this option")
+        )
     try:
         return list(ctx.saved_tensors)
     except RuntimeError as error:

@@ -8,6 +8,10 @@
 
 The gradient of the weight of a norm is that of all rows: behind a scatter, whose ranks norm their own rows, `summed`.
 Of several weights over one gather, the dual sums several products before one scatter, and the other way round.
+
+Under `create_graph=True`, where torch records what a backward pass computes, the collectives beside the products are
+differentiable ones: a tensor that all ranks have alike and each uses for its own part, such as the dy of an all-reduce,
+has a gradient that is summed over ranks (`replicated`).
 """
 
 from __future__ import annotations
@@ -17,15 +21,23 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from overweave.compat.torch_names import all_gather_single, c10d_functional
+from overweave.compat.torch_names import all_gather_single, all_to_all_single_autograd, c10d_functional
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS, Counts
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
-from overweave.ir.shards import shard_rows
-from overweave.memory.group import process_group_of
+from overweave.ops.call.collective import run_collective
 from overweave.ops.call.counts import RowCounts
+from overweave.ops.call.groups import group_of
 from overweave.ops.call.surroundings import is_watched
+from overweave.ops.dispatch.collectives import (
+    Exchange,
+    all_gather_rows,
+    all_reduce_rows,
+    own_rows,
+    reduce_scatter_rows,
+    replicated,
+)
 from overweave.ops.dispatch.fake import tell_counters
 from overweave.ops.dispatch.route import place_of, told_of
 from overweave.ops.dispatch.schema import DEFINED, request_of
@@ -77,7 +89,7 @@ def gradients_of(kept: Kept, asked: NeededGradients, dys: list[Maybe], xs: list[
         return Gradients([None for _ in xs], [None for _ in ws])
     if kept.operator.exchanges:
         return _of_exchange(kept, asked, dy, xs[0], ws[0])
-    return _of_scatter(kept, asked, dy, xs, ws) if kept.operator.scatters else _of_local(asked, dy, xs, ws)
+    return (_of_scatter if kept.operator.scatters else _of_local)(kept, asked, dy, xs, ws)
 
 
 def _of_gather(kept: Kept, asked: NeededGradients, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
@@ -101,21 +113,21 @@ def _of_gather(kept: Kept, asked: NeededGradients, dys: list[Maybe], xs: list[An
 
 
 def _of_scatter(kept: Kept, asked: NeededGradients, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
-    needs_rows = asked.bias or any(asked.ws)
-    if any(asked.xs):
-        transposed = [w.t() for w, is_asked in zip(ws, asked.xs, strict=True) if is_asked]
-        found = _dual(kept, [dy], transposed, m=kept.m, return_gathered=needs_rows)
-        rows = found.pop() if needs_rows else dy
-    else:
-        found, rows = [], gathered(kept, dy)
+    transposed = [w.t() for w, is_asked in zip(ws, asked.xs, strict=True) if is_asked]
+    needs_rows, is_recorded = asked.bias or any(asked.ws), torch.is_grad_enabled()
+    returns_rows = needs_rows and bool(transposed) and not is_recorded
+    found = _dual(kept, [dy], transposed, m=kept.m, return_gathered=returns_rows) if transposed else []
+    rows = found.pop() if returns_rows else gathered(kept, dy) if needs_rows else dy
+    bias = None if not asked.bias else summed(kept, dy.sum(0)) if is_recorded else rows.sum(0)
     dxs = [found.pop(0) if is_asked else None for is_asked in asked.xs]
     dws = [_of_weight(x, rows, w) if is_asked else None for x, w, is_asked in zip(xs, ws, asked.ws, strict=True)]
-    return Gradients(dxs, dws, rows.sum(0) if asked.bias else None)
+    return Gradients(dxs, dws, bias)
 
 
-def _of_local(asked: NeededGradients, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
-    dxs = [dy @ w.t() if is_asked else None for w, is_asked in zip(ws, asked.xs, strict=True)]
-    dws = [_of_weight(x, dy, w) if is_asked else None for x, w, is_asked in zip(xs, ws, asked.ws, strict=True)]
+def _of_local(kept: Kept, asked: NeededGradients, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
+    rows = replicated(exchange_of(kept), dy)
+    dxs = [rows @ w.t() if is_asked else None for w, is_asked in zip(ws, asked.xs, strict=True)]
+    dws = [_of_weight(x, rows, w) if is_asked else None for x, w, is_asked in zip(xs, ws, asked.ws, strict=True)]
     return Gradients(dxs, dws, dy.sum(0) if asked.bias else None)
 
 
@@ -157,17 +169,24 @@ def _call(operator: Operator, kept: Kept, xs: list[Any], ws: list[Any], **option
     return defined.eager(kept.group_name, {"x": x, "w": w, **options})
 
 
+def exchange_of(kept: Kept) -> Exchange:
+    """What ranks compare where a gradient that torch records goes by a collective."""
+    return Exchange(place_of(kept.group_name), f"gradients of {kept.operator.name}")
+
+
 def gathered(kept: Kept, rows: torch.Tensor) -> Any:
     """The rows of all ranks, `[m, cols]`, by the library: no product waits for them. Dealt as by torch.chunk."""
     if kept.world_size == 1:
         return rows
+    if torch.is_grad_enabled():
+        return all_gather_rows(exchange_of(kept), rows, kept.m)
     most = -(-kept.m // kept.world_size)
     padded = rows if kept.m % kept.world_size == 0 else torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0]))
     if is_watched():
         return _recorded("all_gather_into_tensor", padded.contiguous(), kept.world_size, kept.group_name)[: kept.m]
     # The functional collective would do; of tensors on a GPU that gloo gathers, it ends the process (torch 2.11).
     every = rows.new_empty((most * kept.world_size, *rows.shape[1:]))
-    all_gather_single(every, padded.contiguous(), group=process_group_of(kept.group_name))
+    run_collective(group_of(kept.group_name), all_gather_single, every, padded.contiguous())
     return every[: kept.m]
 
 
@@ -182,10 +201,14 @@ def exchanged(kept: Kept, rows: torch.Tensor, counts: Counts | None) -> torch.Te
     sent, received = even, even
     if counts is not None:
         sent, received = list(counts[kept.rank]), [row[kept.rank] for row in counts]
+    if torch.is_grad_enabled():
+        moved: torch.Tensor = all_to_all_single_autograd(rows.contiguous(), received, sent, kept.group_name)
+        return moved
     if is_watched():
         return _recorded("all_to_all_single", rows.contiguous(), received, sent, kept.group_name)
     every = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(every, rows.contiguous(), received, sent, group=process_group_of(kept.group_name))
+    sides = every, rows.contiguous(), received, sent
+    run_collective(group_of(kept.group_name), dist.all_to_all_single, *sides)
     return every
 
 
@@ -193,9 +216,11 @@ def summed(kept: Kept, part: torch.Tensor) -> torch.Tensor:
     """The sum over ranks of each one's part, fp32, by the library, of what no product waits for."""
     if kept.world_size == 1:
         return part
+    if torch.is_grad_enabled():
+        return all_reduce_rows(exchange_of(kept), part)
     if is_watched():
         return _recorded("all_reduce", part, "sum", kept.group_name)
-    dist.all_reduce(part, group=process_group_of(kept.group_name))
+    run_collective(group_of(kept.group_name), dist.all_reduce, part)
     return part
 
 
@@ -205,10 +230,12 @@ def _recorded(collective: str, *arguments: Any) -> torch.Tensor:
     return every
 
 
-def added_to_shard(kept: Kept, dx: Maybe, d_gathered: torch.Tensor) -> torch.Tensor:
-    """The gradient of a shard of which all rows were returned, too: that of replicated rows is alike on all ranks."""
-    lo, hi = shard_rows(kept.m, kept.world_size, kept.rank)
-    return d_gathered[lo:hi] if dx is None else dx + d_gathered[lo:hi]
+def added_to_shard(kept: Kept, dx: Maybe, d_gathered: torch.Tensor, is_alike: bool) -> torch.Tensor:
+    """The gradient of a shard of whose gathered rows there is a gradient, too. is_alike: the same on all ranks, as that
+    of rows that the call returned; else each rank has a part of it, as of rows that a gradient of a weight read."""
+    exchange = exchange_of(kept)
+    of_shard = own_rows(exchange, d_gathered) if is_alike else reduce_scatter_rows(exchange, d_gathered)
+    return of_shard if dx is None else dx + of_shard
 
 
 def norm_gradients(z: torch.Tensor, weight: torch.Tensor, eps: float, dy: torch.Tensor) -> tuple[Any, Any]:

@@ -4,6 +4,9 @@ all_gather_rows       [m/W, k] -> [m, k]        its gradient is summed and scatt
 reduce_scatter_rows   [m, n]   -> [m/W, n]      its gradient is gathered
 all_reduce_rows       [m, n]   -> [m, n]        its gradient passes
 replicated            x -> x, the same on every rank; its gradient is summed over ranks
+own_rows              [m, n]   -> [m/W, n]      of rows that are the same on every rank; its gradient is gathered
+
+All may be differentiated any number of times.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from overweave.compat.torch_names import all_gather_single, reduce_scatter_single
-from overweave.errors import OverweaveError
+from overweave.compat.torch_names import all_gather_single
 from overweave.ir.shards import shard_rows
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group, GroupLike, OfGroup
+from overweave.ops.call.collective import run_collective, run_reduce_scatter
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.route import GroupRank, place_of
 from overweave.ops.dispatch.torch_ops import TorchOp, define
@@ -65,8 +68,6 @@ def agreed(group_name: str, signature: str, move: Callable[[Group], MovedRows]) 
             known.add(told)
         try:
             moved = move(group)
-        except RuntimeError as error:
-            raise error if isinstance(error, OverweaveError) else board.root_cause(error, signature) from error
         except BaseException as error:
             board.report_failure(error, signature)
             raise
@@ -125,7 +126,31 @@ class _Replicated(torch.autograd.Function):
         return all_reduce_rows(Exchange(exchange.place, f"gradients of {exchange.told}"), gradient.contiguous()), None
 
 
-def _own_rows(m: int, place: list[int]) -> int:
+def own_rows(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of x, which all ranks have alike, dealt as torch.chunk deals them."""
+    place = exchange.place
+    lo, hi = shard_rows(x.shape[0], place.world_size, place.rank)
+    if place.world_size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
+        return x[lo:hi]
+    differentiated: Any = _OwnRows
+    own: torch.Tensor = differentiated.apply(x, (lo, hi), exchange)
+    return own
+
+
+class _OwnRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rows: tuple[int, int], exchange: Exchange) -> torch.Tensor:
+        ctx.exchange, ctx.m = exchange, x.shape[0]
+        return x[rows[0] : rows[1]].clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        exchange: Exchange = ctx.exchange
+        whole = all_gather_rows(Exchange(exchange.place, f"gradients of {exchange.told}"), gradient, ctx.m)
+        return whole, None, None
+
+
+def _count_own_rows(m: int, place: list[int]) -> int:
     """How many of m rows this rank has. A symbol is asked no more than it must."""
     rank, ranks = place
     if m % ranks == 0:
@@ -143,7 +168,7 @@ def _gather(x: torch.Tensor, *, m: int, group_name: str, told: str, place: list[
             sent[: x.shape[0]] = x
         gathered = x.new_empty((size * ranks, *x.shape[1:]))
         if gathered.numel():
-            all_gather_single(as_movable(gathered), as_movable(sent), group=group.process_group)
+            run_collective(group, all_gather_single, as_movable(gathered), as_movable(sent))
         return gathered if m == size * ranks else gathered[:m].clone()
 
     return agreed(group_name, f"{told}: {described('all_gather', x, m)}", move)
@@ -152,14 +177,14 @@ def _gather(x: torch.Tensor, *, m: int, group_name: str, told: str, place: list[
 def _scatter(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
     def move(group: Group) -> torch.Tensor:
         ranks, m = group.world_size, x.shape[0]
-        size, own = -(-m // ranks), _own_rows(m, place)
+        size, own = -(-m // ranks), _count_own_rows(m, place)
         sent = x.contiguous()
         if m < size * ranks:
             sent = x.new_zeros((size * ranks, *x.shape[1:]))
             sent[:m] = x
         total = x.new_empty((size, *x.shape[1:]))
         if total.numel():
-            reduce_scatter_single(total, sent, group=group.process_group)
+            run_reduce_scatter(group, total, sent)
         return total if own == size else total[:own].clone()
 
     return agreed(group_name, f"{told}: {described('reduce_scatter', x, x.shape[0])}", move)
@@ -169,7 +194,7 @@ def _reduce(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) ->
     def move(group: Group) -> torch.Tensor:
         total = x.clone(memory_format=torch.contiguous_format)
         if total.numel():
-            dist.all_reduce(total, group=group.process_group)
+            run_collective(group, dist.all_reduce, total)
         return total
 
     return agreed(group_name, f"{told}: {described('all_reduce', x, x.shape[0])}", move)
@@ -180,7 +205,7 @@ def _gather_fake(x: torch.Tensor, *, m: int, group_name: str, told: str, place: 
 
 
 def _scatter_fake(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
-    return x.new_empty((_own_rows(x.shape[0], place), *x.shape[1:]))
+    return x.new_empty((_count_own_rows(x.shape[0], place), *x.shape[1:]))
 
 
 def _reduce_fake(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
@@ -211,13 +236,10 @@ def _reduce_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
 
 
 WHERE = "str group_name, str told, int[] place"
-for _op in (
-    TorchOp(
-        "all_gather_rows", f"(Tensor x, *, SymInt m, {WHERE}) -> Tensor", _gather, _gather_fake, _gather_backward, _keep
-    ),
-    TorchOp(
-        "reduce_scatter_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _scatter, _scatter_fake, _scatter_backward, _keep
-    ),
-    TorchOp("all_reduce_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _reduce, _reduce_fake, _reduce_backward, _keep),
+for _name, _arguments, _move, _fake, _backward in (
+    ("all_gather_rows", "SymInt m, ", _gather, _gather_fake, _gather_backward),
+    ("reduce_scatter_rows", "", _scatter, _scatter_fake, _scatter_backward),
+    ("all_reduce_rows", "", _reduce, _reduce_fake, _reduce_backward),
 ):
-    define(_op)
+    _schema = f"(Tensor x, *, {_arguments}{WHERE}) -> Tensor"
+    define(TorchOp(_name, _schema, _move, _fake, _backward, _keep, is_twice_differentiable=True))

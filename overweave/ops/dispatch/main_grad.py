@@ -20,7 +20,7 @@ class _IntoMainGrad(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         weight, (gradient,) = ctx.weight, gradients
-        weight.main_grad.add_(gradient)
+        weight.main_grad.add_(gradient.detach())  # which has a history under create_graph=True
         if not hasattr(weight, "grad_added_to_main_grad"):
             return None
         # SOURCE: Megatron-LM, core/tensor_parallel/layers.py: hooks of the weight run where it gets a gradient, whose

@@ -27,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from overweave.compiler.emit.emit import (  # noqa: E402
     PARAMETERS,
-    Weaving,
+    FusionOptions,
     emit,
     load_generated,
     shape_parameters,
@@ -99,10 +99,10 @@ class _Run:
         self.kernel = kernel_of(Path(trial.file), trial.kernel)
         self.space: TileSpace = self.kernel.space(_integer_values(trial))
         walks = bool(self.kernel.streams)
-        weaving = Weaving(
+        options = FusionOptions(
             frozenset(), None, waits_in_loop=walks, notifies=False, push_path=None, stored_at_peers=None, exchanges=()
         )
-        self.function = load_generated(folder, trial.kernel, emit(self.kernel, weaving))
+        self.function = load_generated(folder, trial.kernel, emit(self.kernel, options))
         self.trial = trial
         self.memory, self.tensors = _allocate(trial.tensors, _least_extent(self.space))
         self.accesses: list[tuple[bool, Any]] = []

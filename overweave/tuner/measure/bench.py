@@ -19,6 +19,7 @@ import torch.distributed as dist
 from msgspec import Struct
 from msgspec.structs import replace
 
+from overweave.compat.versions import installed
 from overweave.errors import InputError, MachineError
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
@@ -52,7 +53,7 @@ from overweave.tuner.measure.trial import TimedTrial
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.shapes import DTYPES, DtypeWord, ShapeCase
 from overweave.tuner.space.target import target_of
-from overweave.tuner.store.cache import agreed_knowledge, version_of
+from overweave.tuner.store.cache import agreed_knowledge
 
 # All are formed from medians of one run of all methods, never from numbers of different runs.
 
@@ -227,7 +228,7 @@ def new_run(request: BenchRequest, group: Group) -> BenchRun:
         dtype=request.dtype,
         effort=request.effort,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={package: version_of(package) for package in PACKAGES},
+        versions={package: installed(package) for package in PACKAGES},
         devices=tuple(target_of(device).device(group.world_size) for device in _devices(request.device)),
         cases=(),
     )

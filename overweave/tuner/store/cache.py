@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from functools import cache, cached_property, partial
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +19,7 @@ import torch
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from overweave.compat.versions import installed
 from overweave.errors import InputError, RankMismatch
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT
@@ -209,8 +209,8 @@ def fingerprint(target: Target, world_size: int) -> Fingerprint:
         world_size=world_size,
         driver=_driver() if on_gpu else "none",
         torch=str(torch.__version__),
-        triton=version_of("triton"),
-        overweave=version_of("overweave"),
+        triton=installed("triton"),
+        overweave=installed("overweave"),
     )
 
 
@@ -341,14 +341,6 @@ def _rows_of(data: bytes, operator: str | None) -> Table:
     rows = b",".join(bytes(row) for row in unread.entries if operators.decode(row).problem.operator == operator)
     entries = msgspec.json.decode(b"[" + rows + b"]", type=tuple[Entry, ...]) if rows else ()
     return Table(fingerprint=unread.fingerprint, entries=entries)
-
-
-def version_of(package: str) -> str:
-    """Return the version of a package, for results."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 @cache

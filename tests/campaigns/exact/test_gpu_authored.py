@@ -13,7 +13,7 @@ from campaigns.exact import authored_runs
 from campaigns.exact.gpu_authored import Trial, ordinary, particular
 from campaigns.gpu_ranks import spread_over
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
-from overweave.ops.author.compile import FusedKernel, by_name, compile
+from overweave.ops.author.compile import FusedKernel, bind_arguments, compile
 from overweave.schedules.moves.moves import MOVERS, Collective, Sum
 from overweave.schedules.weave.transports import legal, transport_of, transports
 
@@ -25,7 +25,7 @@ class Planned:
         self.fused, self.world_size, self.calls = fused, world_size, 0
 
     def __call__(self, *arguments: Any, **named: Any) -> None:
-        given, _ = by_name(self.fused.kernel, arguments, named)
+        given, _ = bind_arguments(self.fused.kernel, arguments, named)
         numbers = {name: value for name, value in given.items() if type(value) is int}
         self.fused.plan(numbers, self.world_size)
         self.calls += 1

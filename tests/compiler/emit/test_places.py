@@ -34,10 +34,10 @@ def persistent(body_of: str = SCALE) -> str:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ((STORE, f"    at += pid // tl.cdiv(N, BLOCK_N)\n{STORE}"), "is made from a program's number"),
-        ((STORE, f"    at = at + (pid // N) * N\n{STORE}"), "is made from a program's number"),
-        (("tl.load(x_ptr + at)", "tl.load(x_ptr + at, mask=rows[:, None] < pid)"), "is made from a program's number"),
-        (("tl.store(y_ptr + at, x)", "tl.store(y_ptr + at, x + pid)"), "is made from a program's number"),
+        ((STORE, f"    at += pid // tl.cdiv(N, BLOCK_N)\n{STORE}"), "is computed from a program id"),
+        ((STORE, f"    at = at + (pid // N) * N\n{STORE}"), "is computed from a program id"),
+        (("tl.load(x_ptr + at)", "tl.load(x_ptr + at, mask=rows[:, None] < pid)"), "is computed from a program id"),
+        (("tl.store(y_ptr + at, x)", "tl.store(y_ptr + at, x + pid)"), "is computed from a program id"),
         ((STORE, f"    tl.store(z_ptr + pid, 1.0)\n{STORE}"), "kernel.py:27: tl.store(z_ptr + pid, 1.0): its place"),
         (
             ("    # @overweave.dispatch end\n", "    tl.store(z_ptr, 1.0)\n    # @overweave.dispatch end\n"),
@@ -56,10 +56,10 @@ def persistent(body_of: str = SCALE) -> str:
         ),
         (("    rows = ", "    N = N * 2\n    rows = "), "N is assigned"),
         (("    rows = ", "    BLOCK_M = 8\n    rows = "), "BLOCK_M is assigned"),
-        (("rows[:, None] * N", "0 * N"), "is not made from pid_m, which is the block along M"),
-        (("tl.load(x_ptr + at)", "tl.load(x_ptr + cols)"), "is not made from pid_m"),
-        (("tl.store(y_ptr + at, x)", "tl.store(y_ptr + rows, x)"), "is not made from pid_n"),
-        (("at = rows[:, None] * N", "at = tl.load(z_ptr + rows)[:, None] * N"), "is not made from pid_m"),
+        (("rows[:, None] * N", "0 * N"), "is not computed from pid_m, which is the block along M"),
+        (("tl.load(x_ptr + at)", "tl.load(x_ptr + cols)"), "is not computed from pid_m"),
+        (("tl.store(y_ptr + at, x)", "tl.store(y_ptr + rows, x)"), "is not computed from pid_n"),
+        (("at = rows[:, None] * N", "at = tl.load(z_ptr + rows)[:, None] * N"), "is not computed from pid_m"),
         (("z_ptr, M", "group, M"), "a parameter is called group"),
         (("N, BLOCK_M", "N, *, BLOCK_M"), "can only be named"),
         (("N, BLOCK_M", "N, *others, BLOCK_M"), "can only be named"),
@@ -88,7 +88,7 @@ def test_a_loop_over_tiles_may_number_them_again(tmp_path: Path):
     again += "        pid_n = other % tl.cdiv(N, BLOCK_N)\n"
     place = "        rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)\n        at = rows[:, None] * N + cols[None, :]\n"
     said = refusal(tmp_path, text, GATHER, (f"    {STORE}", f"{again}{place}    {STORE}"))
-    assert "is made from a program's number" in said
+    assert "is computed from a program id" in said
     begin = "        # @overweave.dispatch begin\n        # @overweave.pid_map M=pid_m N=pid_n\n"
     framed = f"{begin}{again}        # @overweave.dispatch end\n"
     source = fused(tmp_path, text, GATHER, (f"    {STORE}", f"{framed}{place}    {STORE}")).source()
@@ -103,8 +103,8 @@ def test_a_pointer_that_is_made_before_the_tile_is_known_reads_one_place(tmp_pat
         ("    # @overweave.tile_id\n", "    base = x_ptr + 0\n    # @overweave.tile_id\n"),
         ("tl.load(x_ptr", "tl.load(base"),
     )
-    assert fused(tmp_path, SCALE, GATHER).chosen == "X"
-    assert fused(tmp_path, SCALE, GATHER, *early).chosen is None
+    assert fused(tmp_path, SCALE, GATHER).dual_source == "X"
+    assert fused(tmp_path, SCALE, GATHER, *early).dual_source is None
 
 
 def test_only_the_annotated_store_is_repeated_and_moved(tmp_path: Path):

@@ -48,7 +48,7 @@ def refused(tmp_path: Path, file: str, *changes: tuple[str, str]) -> DirectiveEr
         ("load A=a_ptr[M, K]", "load A=a_ptr[M * M, K]", "A=a_ptr[M * M, K]", "not affine"),
         ("load A=a_ptr[M, K]", "load A=a_ptr[M * N, K]", "A=a_ptr[M * N, K]", "not affine"),
         ("load A=a_ptr[M, K]", "load A=x_ptr[M, K]", "A=x_ptr[M, K]", "no parameter x_ptr"),
-        ("load A=a_ptr[M, K]", "load A=b_ptr[M, K]", "A=b_ptr[M, K]", "not made from b_ptr"),
+        ("load A=a_ptr[M, K]", "load A=b_ptr[M, K]", "A=b_ptr[M, K]", "not computed from b_ptr"),
         ("load A=a_ptr[M, K]", "load A=a_ptr[M, L]", "A=a_ptr[M, L]", "L is unknown"),
         ("load A=a_ptr[M, K]", "load A=a_ptr", "load A=a_ptr", "cannot read it"),
         ("load B=b_ptr[K, N]", "load A=b_ptr[K, N]", "load A=b_ptr", "A is another tensor in line"),
@@ -61,7 +61,7 @@ def refused(tmp_path: Path, file: str, *changes: tuple[str, str]) -> DirectiveEr
         ),
         ("dispatch end", "dispatch ends", "dispatch ends", "'ends' says nothing"),
         ("    # @overweave.dispatch end\n", "", "dispatch begin", "0 `dispatch end`"),
-        ("  # fp32, whatever a and b are", "  # @overweave.load A=a_ptr[M, K]", "load A", "stands behind a statement"),
+        ("  # fp32, whatever a and b are", "  # @overweave.load A=a_ptr[M, K]", "load A", "follows a statement"),
         ("    # @overweave.store C=c_ptr[M, N]\n", "", "def matmul_kernel", "no store is annotated"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_mistake_names_its_line(tmp_path: Path, old: str, new: str, text: str,
         (
             "matmul",
             ("offs_k = tl.arange(0, BLOCK_K)", "offs_k = tl.arange(0, BLOCK_K) + tl.program_id(1)"),
-            "a program's number",
+            "a program id",
         ),
         ("matmul", ("    offs_k = ", "    overweave_row = 1\n    offs_k = "), "it uses the name overweave_row"),
         (
@@ -236,7 +236,7 @@ def test_a_function_that_asks_for_the_programs_number_is_refused(tmp_path: Path,
     said = refusal(
         tmp_path, SCALE, GATHER, (BODY, inside), ("tl.store(y_ptr + at, x)", "tl.store(y_ptr + at, x + helper(1))")
     )
-    assert "is made from a program's number" in said
+    assert "is computed from a program id" in said
 
 
 def test_an_alias_of_the_language_is_the_language(tmp_path: Path):
@@ -290,8 +290,8 @@ LAST = "        turns += 1\n"
 )
 def test_what_counts_on_the_order_of_turns_is_refused(tmp_path: Path, changes: list[tuple[str, str]], name: str):
     said = refusal(tmp_path, STREAMED, PUSH, *changes)
-    assert f"{name} goes on from turn to turn" in said
-    assert "Make it from start in every turn" in said
+    assert f"{name} is carried between iterations" in said
+    assert "Compute it from start in every iteration" in said
 
 
 @pytest.mark.parametrize(

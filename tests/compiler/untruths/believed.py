@@ -1,11 +1,11 @@
-"""Lies that were believed: what a program's number, a loop, memory, a cast or a descriptor makes of a tile."""
+"""Lies that were believed: what a program id, a loop, memory, a cast or a descriptor makes of a tile."""
 
 from __future__ import annotations
 
 from tests.compiler.annotated import SCALE, STREAMED
 from tests.compiler.untruths.lies import BEHIND, LOAD, PERSISTENT, ROWS, SIZED, STORE, STORED, STREAM, Lie
 
-NUMBER = "a program's number"
+NUMBER = "a program id"
 OF_ASSEMBLY = "'=r', args=[], dtype=tl.int32, is_pure=True, pack=1"
 DATA = "    far = tl.load(z_ptr).to(tl.int32)\n"
 
@@ -60,8 +60,8 @@ COLUMNS_OF = [
     of_columns("for k in range(0, N + EXTRA, BLOCK_N):", "it reaches 0 to 111", FLAT),
     of_columns("for k in range(0, M, BLOCK_N):", "it reaches 0 to 95"),
     of_columns("for k in range(0, N + M // 64 * BLOCK_N, BLOCK_N):", "it reaches 0 to 95", FLAT),
-    of_columns("for k in range(0, tl.load(z_ptr).to(tl.int32), BLOCK_N):", "what is loaded says", FLAT),
-    of_columns("for k in range(0, tl.cdiv(tl.load(z_ptr), 2), BLOCK_N):", "what is loaded says"),
+    of_columns("for k in range(0, tl.load(z_ptr).to(tl.int32), BLOCK_N):", "loaded data says", FLAT),
+    of_columns("for k in range(0, tl.cdiv(tl.load(z_ptr), 2), BLOCK_N):", "loaded data says"),
     of_columns("for k in range(0, pid_m * BLOCK_N + BLOCK_N, BLOCK_N):", "it reaches 0 to 95"),
     of_columns("k = 0\n    while k < M:\n        k += BLOCK_N", "it reaches 16 to 111"),
 ]
@@ -115,7 +115,7 @@ STREAMS = [
         "begins at 24",
         {"Q": 32, "S": 64, "D": 16, "BLOCK": 16, "EXTRA": 24},
     ),
-    Lie(STREAMED, ((TOTAL, f"{TOTAL}        tl.store(q_ptr, tl.sum(k))\n"),), STREAM, "stores to one place"),
+    Lie(STREAMED, ((TOTAL, f"{TOTAL}        tl.store(q_ptr, tl.sum(k))\n"),), STREAM, "stores to the same address"),
     Lie(
         STREAMED,
         (
@@ -165,14 +165,14 @@ TURNLESS = [
         SCALE,
         ((BEHIND + "    " + STORED, f"    for _ in range(0, pid_m):\n    {BEHIND}        {STORED}"),),
         STORE,
-        "is told by a condition",
+        "depends on a condition",
         SIZED,
     ),
     Lie(
         SCALE,
         ((BEHIND + "    " + STORED, f"{DATA}    for _ in range(0, far):\n    {BEHIND}        {STORED}"),),
         STORE,
-        "is told by",
+        "depends on",
         SIZED,
     ),
 ]

@@ -20,7 +20,7 @@ interpreter.repair()
 from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
-from overweave.ops.author.arguments import where_of  # noqa: E402
+from overweave.ops.author.arguments import kernel_location  # noqa: E402
 from overweave.ops.author.compile import FusedKernel  # noqa: E402
 from overweave.ops.author.trial import CHECKED  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
@@ -312,7 +312,7 @@ CASES = [*PLACES, *PUBLIC, *FURTHER, *FORMS]
 
 @cache
 def read(kernel: Any) -> AnnotatedKernel:
-    return kernel_of(*where_of(kernel))
+    return kernel_of(*kernel_location(kernel))
 
 
 def tensor_named(case: Case, parameter: str) -> str:

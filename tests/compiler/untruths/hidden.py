@@ -6,7 +6,7 @@ from tests.compiler.annotated import SCALE, STREAMED, changed
 from tests.compiler.untruths.believed import COLUMNED, COLUMNS, FLAT, NUMBER, TOTAL
 from tests.compiler.untruths.lies import ATTENTION, BEHIND, LOAD, PERSISTENT, SIZED, STORE, STORED, STREAM, Lie
 
-UNSEEN, IN_ORDER, TOLD = "no file here shows", "which come in another order", "is told by a condition"
+UNSEEN, IN_ORDER, TOLD = "no file here shows", "which come in another order", "depends on a condition"
 HELPER, PERSISTED = "@triton.jit\ndef helper", "    # @overweave.tile_id persistent\n"
 ENDS = "    inside = (rows[:, None] < M) & (cols[None, :] < N)\n"
 
@@ -113,8 +113,8 @@ MEMORY = [
 KEEP = jitted("keep(p, v):\n    tl.store(p, v)")
 STREAMS = [
     of_stream(f"        tl.store(z_ptr, tl.sum(total))\n{TOTAL}"),
-    of_stream(f"{TOTAL}        keep(z_ptr, tl.sum(k))\n", "tl.store(p", "stores to one place", KEEP),
-    of_stream(f"{TOTAL}        keep(z_ptr + start, total)\n", "tl.store(p", "stores to one place", KEEP),
+    of_stream(f"{TOTAL}        keep(z_ptr, tl.sum(k))\n", "tl.store(p", "stores to the same address", KEEP),
+    of_stream(f"{TOTAL}        keep(z_ptr + start, total)\n", "tl.store(p", "stores to the same address", KEEP),
     of_stream(
         f"{TOTAL}        for _ in range(0, start // BLOCK % 2):\n            total = tl.zeros((BLOCK,), tl.float32)\n"
     ),

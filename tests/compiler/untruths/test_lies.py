@@ -10,7 +10,7 @@ import pytest
 from overweave.compiler.emit.fuse import kernel_of
 from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.errors import DirectiveError
-from overweave.ops.author.arguments import constants_of
+from overweave.ops.author.arguments import non_tensor_arguments
 from tests.compiler.annotated import SCALE as TRUE
 from tests.compiler.annotated import changed
 from tests.compiler.untruths.believed import BELIEVED
@@ -95,9 +95,9 @@ STORED = "tl.store(y_ptr + at, x)"
 @pytest.mark.parametrize(
     ("imported", "changes", "found"),
     [
-        ("from foreign import number_of", ((STORED, "tl.store(y_ptr + at, x + number_of())"),), "a program's number"),
-        ("import foreign", ((STORED, "tl.store(y_ptr + at, x + foreign.number_of())"),), "a program's number"),
-        ("from foreign import *", ((STORED, "tl.store(y_ptr + at, x + number_of())"),), "a program's number"),
+        ("from foreign import number_of", ((STORED, "tl.store(y_ptr + at, x + number_of())"),), "a program id"),
+        ("import foreign", ((STORED, "tl.store(y_ptr + at, x + foreign.number_of())"),), "a program id"),
+        ("from foreign import *", ((STORED, "tl.store(y_ptr + at, x + number_of())"),), "a program id"),
         ("from foreign import min", (("rows = pid_m", "rows = min(pid_m, M)"),), "pid_m stands inside of"),
         ("from nowhere import number", ((STORED, "tl.store(y_ptr + at, x + number(x))"),), "no file here shows"),
         ("from foreign import twice", ((STORED, "tl.store(y_ptr + at, twice(x))"),), ""),
@@ -122,7 +122,7 @@ def test_functions_and_constants_of_other_files_are_read(
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
 def test_a_true_kernel_is_believed(tmp_path: Path, form: Form):
-    check_addresses(form.read(tmp_path), constants_of(form.given()))
+    check_addresses(form.read(tmp_path), non_tensor_arguments(form.given()))
 
 
 @pytest.mark.slow

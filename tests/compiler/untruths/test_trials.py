@@ -40,7 +40,7 @@ NUMBERS = {"M": 10, "N": 40, "eps": 0.5, "BLOCK": 64}
 ATTENTION = ROOT / "examples" / "kernels" / "attention.py"
 
 X = "    # @overweave.load X=x_ptr[M, N]\n    x = tl.load(x_ptr + row * N + cols"
-MOVED = (X, "    far = tl.load(z_ptr + row)\n" + X + " + far")
+EXCHANGED_DTYPES = (X, "    far = tl.load(z_ptr + row)\n" + X + " + far")
 LAST = ("mixed / total[:, None]", "mixed / total[:, None] + start")
 BESIDE = (
     "    # @overweave.store",
@@ -50,7 +50,7 @@ BESIDE = (
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "LONGEST_S", 60.0 * slowness())
+    monkeypatch.setattr(trial, "TRIAL_LIMIT_S", 60.0 * slowness())
 
 
 def tried(folder: Path, text: str, given: dict[str, Any], *changes: tuple[str, str]) -> str:
@@ -76,14 +76,14 @@ def test_what_is_true_is_checked_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(trial, "_tried", None)
     assert tried(tmp_path, ROWS, rows()) == CHECKED
     with pytest.raises(TypeError):
-        check_footprint(kernel_of(tmp_path / "kernel.py", "rows_kernel"), rows(), anew=True)
+        check_footprint(kernel_of(tmp_path / "kernel.py", "rows_kernel"), rows(), ignore_cache=True)
 
 
 @pytest.mark.parametrize(
     ("text", "given", "change", "blamed", "found"),
     [
         (ROWS, rows(), ("cols, mask=cols < N) + eps", "cols) + eps"), "load X=", "it reaches 0 to 63"),
-        (ROWS, rows(), MOVED, "load X=", "loads element"),
+        (ROWS, rows(), EXCHANGED_DTYPES, "load X=", "loads element"),
         (ROWS, rows(), BESIDE, "def rows_kernel", "with its tiles in another order"),
         (ATTENTION.read_text(), attended(), LAST, "stream S", "in another order out"),
     ],
@@ -100,7 +100,7 @@ def test_what_is_untrue_is_found_out(
 def test_what_cannot_run_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     broken = ("+ eps.to(tl.float32)", "+ tl.no_such_word(eps)")
     assert tried(tmp_path, ROWS, rows(), broken).startswith("not checked: ")
-    monkeypatch.setattr(trial, "LONGEST_S", 0.01)
+    monkeypatch.setattr(trial, "TRIAL_LIMIT_S", 0.01)
     path = tmp_path / "kernel.py"
     path.write_text(ROWS.replace("M, N, eps", "M, N, eps "))
     assert "longer than" in check_footprint(kernel_of(path, "rows_kernel"), rows())

@@ -15,7 +15,7 @@ from overweave.runtime.host.footprint import run_trial
 
 def try_in_copies() -> None:
     """From now on kernels are tried so, by this process and those that it forks. A trial that does not end fails."""
-    trial._tried = _in_a_copy
+    trial._run_in_subprocess = _in_a_copy
 
 
 def _in_a_copy(data: bytes) -> trial._Verdict:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
 import time
 from collections.abc import Callable
 from math import ceil
@@ -146,7 +148,8 @@ def test_a_mismatch_is_raised_on_every_rank_and_names_the_odd_one_and_its_host()
         assert "rank 2 on b asks for m=7, rank 0 on a asks for m=8" in text
 
 
-def disagree_without_waiting() -> list[object]:
+def disagree_without_waiting(more: int) -> list[object]:
+    """What is raised, and when, of a call that one rank makes otherwise, with `more` behind it that all make alike."""
     board = own_board()
     board.agree(b"start")
     dist.barrier()
@@ -154,6 +157,8 @@ def disagree_without_waiting() -> list[object]:
 
     def post_and_wait() -> None:
         board.post(b"m=7" if board.rank == 2 else b"m=8")  # which raises where peers were quicker
+        for _ in range(more):
+            board.post(b"m=9")
         for_ever(board)
 
     kind, text = raised(post_and_wait)
@@ -168,11 +173,17 @@ def disagree_without_waiting() -> list[object]:
     return [kind, text, took_s]
 
 
-def test_calls_that_were_only_announced_are_compared_and_reset():
-    for kind, text, took_s in run_ranks(on_islands, 3, "aab", disagree_without_waiting):
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (0, r"rank 2 on b asks for m=7, rank . on a asks for m=8"),  # of rank 0 or 1, whose record came first
+        (200, r"rank . on . made another call than rank . on . before call"),
+    ],
+)
+def test_calls_that_were_only_announced_are_compared_and_reset(more: int, words: str):
+    for kind, text, took_s in run_ranks(on_islands, 3, "aab", disagree_without_waiting, more):
         assert kind == RankMismatch.__name__
-        assert "rank 2 on b asks for m=7, rank" in text
-        assert "on a asks for m=8" in text  # of rank 0 or 1, whose record came first
+        assert re.search(words, str(text))
         assert took_s < NAMED_WITHIN_S * slowness()
 
 
@@ -237,22 +248,53 @@ def test_a_rank_or_a_host_that_dies_is_named_in_time(names: str, killed: tuple[i
 
 def stand_still() -> bool:
     """Rank 0 does nothing for longer than a lost island is waited for. Its process exists, so it is not lost."""
-    board = own_board()
-    board.agree(b"start")
-    time.sleep(3 * BEAT_EVERY_S)  # the lifelines are known
-    courier = board._courier
-    assert courier is not None
-    if board.rank == 0:
-        with courier._lock:  # its courier stands still, too
-            time.sleep(LOST_AFTER_S + 2)
-        board.check()
-    board.agree(b"both go on")
-    board.finish()
+    with patch.object(between_islands, "LOST_AFTER_S", 2 * BEAT_EVERY_S):
+        board = own_board()
+        courier = board._courier
+        assert courier is not None
+        assert courier._lines.is_open(1 - board.rank)
+        board.agree(b"start")
+        if board.rank == 0:
+            with courier._lock:  # its courier stands still, too
+                time.sleep(5 * BEAT_EVERY_S)
+            board.check()
+        board.agree(b"both go on")
+        board.finish()
     return True
 
 
 def test_a_rank_that_stands_still_is_not_lost():
     assert run_ranks(on_islands, 2, "ab", stand_still) == [True] * 2
+
+
+def last_words() -> bool:
+    """Rank 0 makes a call and is gone before rank 1, which has heard nothing of it for long, reads of that call."""
+    board, goes_on = own_board(), threading.Event()
+    courier = board._courier
+    assert courier is not None
+    if board.rank == 0:
+        dist.barrier()
+        board.post(b"the last call")
+        courier.close()
+        return True
+    receive = courier._receive
+    with (
+        patch.object(between_islands, "LOST_AFTER_S", 0.0),
+        patch.object(courier, "_receive", lambda: goes_on.wait(10) and receive()),
+    ):
+        time.sleep(2 * BEAT_EVERY_S)  # it stands in `_receive`
+        dist.barrier()
+        while courier._lines.is_open(0):
+            time.sleep(1e-3)
+        is_lost = not courier.has_process(0)
+        goes_on.set()
+        while courier.has_process(0):
+            time.sleep(1e-3)
+    return not is_lost and board._records.word(0, records.BEGUN) == 1
+
+
+def test_a_rank_is_not_gone_before_its_last_call_is_known():
+    assert run_ranks(on_islands, 2, "ab", last_words) == [True] * 2
 
 
 @pytest.mark.parametrize("is_beating", [False, True])

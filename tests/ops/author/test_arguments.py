@@ -14,7 +14,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import overweave as ow
 from overweave.errors import InputError
 from overweave.ir.footprint import Dim, Operand
-from overweave.ops.author.arguments import check_memory, check_on_paper, check_options, check_others, unusable
+from overweave.ops.author.arguments import (
+    check_local_tensors,
+    check_options,
+    check_plan_arguments,
+    check_tensors,
+    unhashable_error,
+)
 from overweave.runtime.authored import tensor_of
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT
@@ -45,26 +51,26 @@ def test_options_of_a_launch_are_numbers(options: dict[str, object]):
     ],
 )
 def test_a_tensor_that_stays_has_the_elements_that_tiles_touch(value: object, found: str):
-    check_others("kernel", [OUT], {"c_ptr": torch.zeros(64, 32)})
-    check_others("kernel", [OUT], {"c_ptr": torch.zeros(64, 64)[:, ::2]})
-    assert found in refusal(check_others, "kernel", [OUT], {"c_ptr": value})
+    check_local_tensors("kernel", [OUT], {"c_ptr": torch.zeros(64, 32)})
+    check_local_tensors("kernel", [OUT], {"c_ptr": torch.zeros(64, 64)[:, ::2]})
+    assert found in refusal(check_local_tensors, "kernel", [OUT], {"c_ptr": value})
 
 
 def test_an_array_of_numpy_is_no_tensor_even_if_it_lies_in_one():
     array = torch.zeros(4).numpy()
     assert isinstance(array.base, torch.Tensor)
     assert tensor_of(array) is None
-    assert "b_ptr: got ndarray" in str(unusable("kernel", {"a_ptr": torch.zeros(2), "b_ptr": np.zeros(3)}))
+    assert "b_ptr: got ndarray" in str(unhashable_error("kernel", {"a_ptr": torch.zeros(2), "b_ptr": np.zeros(3)}))
 
 
 def test_tensors_of_a_call_lie_on_one_device_that_runs_kernels():
     here, nowhere = torch.zeros(2), torch.zeros(2, device="meta")
-    assert "b: it is on meta" in refusal(check_memory, "kernel", {"a": here, "n": 3, "b": nowhere})
-    assert "a: it is on meta" in refusal(check_memory, "kernel", {"a": nowhere, "b": nowhere})
+    assert "b: it is on meta" in refusal(check_tensors, "kernel", {"a": here, "n": 3, "b": nowhere})
+    assert "a: it is on meta" in refusal(check_tensors, "kernel", {"a": nowhere, "b": nowhere})
     described = TensorDescriptor.from_tensor(torch.zeros(16, 16), [16, 16])
     described.base = torch.zeros(16, 16, device="meta")
-    assert "b: it is on meta" in refusal(check_memory, "kernel", {"a": here, "b": described})
-    check_memory("kernel", {"a": here, "n": 3, "b": here})
+    assert "b: it is on meta" in refusal(check_tensors, "kernel", {"a": here, "b": described})
+    check_tensors("kernel", {"a": here, "n": 3, "b": here})
 
 
 @pytest.mark.slow
@@ -84,8 +90,8 @@ def test_tensors_of_a_call_lie_on_one_device_that_runs_kernels():
 )
 def test_what_cannot_be_planned_on_paper(numbers: Any, world_size: Any, dtype: Any, found: str):
     source = ow.compile(MATMUL, "all_gather.push").kernel.source
-    check_on_paper(source, NUMBERS, 2, "bfloat16")
-    assert found in refusal(check_on_paper, source, numbers, world_size, dtype)
+    check_plan_arguments(source, NUMBERS, 2, "bfloat16")
+    assert found in refusal(check_plan_arguments, source, numbers, world_size, dtype)
     assert found in refusal(ow.compile(MATMUL, "all_gather.push").plan, numbers, world_size, dtype)
     assert found in refusal(ow.compile_auto(MATMUL, "all_gather.auto").rank, numbers, world_size, dtype)
 

@@ -11,9 +11,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
 from overweave.compiler.emit.emit import emit
-from overweave.compiler.emit.fuse import weaving_of
+from overweave.compiler.emit.fuse import fusion_options
 from overweave.errors import InputError
-from overweave.ops.author.compile import _signature_of, compile
+from overweave.ops.author.compile import _argument_key, compile
 from tests.source_tree import ROOT
 
 KEEPS_A_GROUP = """
@@ -54,9 +54,9 @@ def test_another_descriptor_of_the_same_tensor_is_another_call():
         TensorDescriptor.from_tensor(base, [16, 32]),
         TensorDescriptor.from_tensor(base, [16, 16], "nan"),
     ]
-    signatures = {_signature_of(one) for one in (whole, *others)}
+    signatures = {_argument_key(one) for one in (whole, *others)}
     assert len(signatures) == 1 + len(others)
-    assert _signature_of(whole) == _signature_of(TensorDescriptor.from_tensor(torch.ones(64, 64), [16, 16]))
+    assert _argument_key(whole) == _argument_key(TensorDescriptor.from_tensor(torch.ones(64, 64), [16, 16]))
 
 
 def test_tile_group_says_how_many_blocks_of_rows_run_together():
@@ -104,5 +104,5 @@ def test_the_text_that_is_written_is_the_one_that_a_call_runs(file: str, wanted:
     numbers = {**author.numbers, **constants, **NUMBERS[file]}
     for world_size in (2, 4):
         plan = fused.plan(numbers, world_size)
-        run = emit(fused.kernel, weaving_of(plan, fused.kernel.space(numbers), fused.wanted))
+        run = emit(fused.kernel, fusion_options(plan, fused.kernel.space(numbers), fused.schedules))
         assert run == fused.source()

@@ -63,7 +63,7 @@ def test_moves_by_hand_leave_their_back_end_open():
     assert {"by_hand", "by_hand mover=copy_kernel", "by_hand mover=tiles"} <= movers.keys()
     assert "stored from registers" in movers["by_hand mover=bulk_tiles"].obstacle
     assert movers["by_hand mover=tiles"].predicted_us is not None
-    wanted = auto.fused(movers["by_hand mover=tiles"].candidate).wanted["C"]
+    wanted = auto.fused(movers["by_hand mover=tiles"].candidate).schedules["C"]
     assert isinstance(wanted, ow.Reduction)
     assert {move.mover for move in wanted.moves if isinstance(move, ow.Put)} == {"tiles"}
 
@@ -182,7 +182,7 @@ def test_a_tuning_of_which_nothing_runs_says_why(monkeypatch: pytest.MonkeyPatch
     given = {**ARGUMENTS, "a_ptr": torch.zeros(512, 4096)}
     call = compile_auto._Call(auto(), group, (), given)
     with pytest.raises(InputError, match=r"none of \d+ ways runs.*it is broken"):
-        call.autotuned(call.judged())
+        call.autotuned(call.ranked())
 
 
 def test_a_tuning_goes_on_around_what_was_best_and_times_the_last_few_anew(monkeypatch: pytest.MonkeyPatch):
@@ -201,7 +201,7 @@ def test_a_tuning_goes_on_around_what_was_best_and_times_the_last_few_anew(monke
     fused = ow.compile_auto(MATMUL, "reduce_scatter.auto", configs=configs)
     given = {**ARGUMENTS, "a_ptr": torch.zeros(2048, 4096), "c_ptr": torch.zeros(512, 2048)}
     call = compile_auto._Call(fused, group, (), given)
-    times = call.autotuned(call.judged())
+    times = call.autotuned(call.ranked())
     assert "mover=tiles" in str(times[0].way)
     assert dict(times[0].way.constants)["BLOCK_N"] == 128
     assert len(asked[-1]) == 4

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from overweave.errors import InputError
-from overweave.ops.author.arguments import where_of
+from overweave.ops.author.arguments import kernel_location
 from overweave.ops.author.compile import compile
 from tests.compiler.annotated import SCALE
 
@@ -40,7 +40,7 @@ def imported(path: Path, text: str) -> ModuleType:
 
 def test_a_function_inside_another_is_not_taken_for_one_of_the_file(tmp_path: Path):
     module = imported(tmp_path / "kernels.py", SCALE + NESTED)
-    assert where_of(module.scale) == (tmp_path / "kernels.py", "scale", module.scale.fn.__code__.co_firstlineno)
+    assert kernel_location(module.scale) == (tmp_path / "kernels.py", "scale", module.scale.fn.__code__.co_firstlineno)
     for function in (module.make(), module.Kernels.scale):
         with pytest.raises(InputError, match="stands inside another function, or a class"):
             compile(function, "all_gather.push")

@@ -18,7 +18,7 @@ from examples.tile_kernels.all_gather_experts import AllGatherExperts
 from examples.tile_kernels.gathered_attention import GatheredAttention
 from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter
 from overweave.compiler.emit.emit import emit, load_generated, shape_parameters
-from overweave.compiler.emit.fuse import weaving_of
+from overweave.compiler.emit.fuse import fusion_options
 from overweave.errors import ScheduleError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Wait
@@ -136,11 +136,11 @@ def fused(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     fused = compile(f"{KERNELS / case.file}.py:{name}", case.exchanges)
     numbers = {name: value for name, value in given.items() if type(value) is int}
     space, plan = fused.kernel.space(numbers), fused.plan(numbers, ranks, "bfloat16", rank)
-    weaving = weaving_of(plan, space, fused.wanted)
-    function = load_generated(folder, fused.kernel.source.name, emit(fused.kernel, weaving))
-    places = buffers_of_tensors(plan, space, fused.wanted)
-    chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.dual_source), None)
-    away = next((store for store in space.stores if store.tensor == weaving.stored_at_peers), None)
+    options = fusion_options(plan, space, fused.schedules)
+    function = load_generated(folder, fused.kernel.source.name, emit(fused.kernel, options))
+    places = buffers_of_tensors(plan, space, fused.schedules)
+    chosen = next((name for name, (tensor, _) in places.items() if tensor == options.dual_source), None)
+    away = next((store for store in space.stores if store.tensor == options.stored_at_peers), None)
     persistent, shapes = fused.kernel.tile_loop is not None, shape_parameters(fused.kernel)
     return plan, AuthoredKernel(function, space, places, chosen, away, persistent, LAUNCH, shapes)
 

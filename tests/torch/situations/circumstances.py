@@ -411,17 +411,24 @@ def looks_on(case: Case) -> None:
     case.backward()
 
 
+def penalized(case: Case) -> None:
+    """A gradient penalty: the gradient of the input is differentiated."""
+    loss = case.loss(case.model(case.x))
+    (of_x,) = torch.autograd.grad(loss, case.x, create_graph=True)
+    (loss + of_x.square().sum()).backward()
+
+
 class Circumstance(NamedTuple):
     """run: see above. tolerance: relative. stays_fused: whether every site of a plan is overweave's, as when nothing
     happens. plans_only: of what only a plan knows. two_meshes: the module's boundary and its layers lie on meshes that
-    are equal and not the same. torch_refuses: torch's own styles raise."""
+    are equal and not the same. torch_fails: torch's own styles raise, or are wrong."""
 
     run: Callable[[Case], None]
     tolerance: float = EXACT
     stays_fused: bool = False
     plans_only: bool = False
     two_meshes: bool = False
-    torch_refuses: bool = False
+    torch_fails: bool = False
 
 
 def _bf16() -> Any:
@@ -442,7 +449,7 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "a look at a copy": Circumstance(partial(between, looked_at_copy)),
     "a scale between": Circumstance(partial(between, lambda x: x * 0.5)),
     "a change in place between": Circumstance(partial(between, in_place)),
-    "a change of the input in place": Circumstance(partial(between, changed_itself), torch_refuses=True),
+    "a change of the input in place": Circumstance(partial(between, changed_itself), torch_fails=True),
     "a change of a part between": Circumstance(partial(between, half_in_place)),
     "a split between": Circumstance(partial(between, lambda x: torch.cat([each * 1.5 for each in x.split(1)]))),
     "a view between": Circumstance(partial(between, lambda x: x.flatten(0, 1).view(x.shape))),
@@ -491,6 +498,7 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "frozen but for biases": Circumstance(partial(frozen, lambda name: "bias" in name), stays_fused=True),
     "frozen but for the last": Circumstance(partial(frozen, lambda name: name[0] in "do"), stays_fused=True),
     "a frozen input": Circumstance(frozen_input),
+    "a gradient penalty": Circumstance(penalized, torch_fails=True),
     "backward twice": Circumstance(twice_backward, stays_fused=True),
     "a deep copy": Circumstance(copied, stays_fused=True),
     "used twice": Circumstance(used_twice, stays_fused=True),

@@ -52,6 +52,9 @@ EXCLUDED = {
     "* / install compiled, * / selective checkpoint inside of all": "torch raises, too, without the pass",
     "* / functional, * / fp64": "functions refuse the dtype by name",
     "* / layers, * / fp64": "layers refuse the dtype by name",
+    "attention / * / a gradient penalty": "torch differentiates its attention once on a CPU",
+    "* / install*, * / a gradient penalty": "torch's fused operators and compiled graphs are differentiated once",
+    "[sfL][uP8]* / styles, * / a gradient penalty": "torch's style has the layer, and loses such gradients",
     "subclassed / [!st]*, * / parametrized weights that step": "the layer stands within another, which has no weight",
 }
 
@@ -78,7 +81,7 @@ def cells(
         for name in circumstances:
             known = CIRCUMSTANCES[name]
             cell = Cell(model, way_name, name)
-            is_other = (known.plans_only and not way.is_plan) or (known.torch_refuses and way.is_torchs)
+            is_other = (known.plans_only and not way.is_plan) or (known.torch_fails and way.is_torchs)
             if way.takes(model) and not is_other and not excluded(cell):
                 yield cell
 

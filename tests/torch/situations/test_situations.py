@@ -83,18 +83,18 @@ OWN = RowGather.own
 # What was wrong once: what is put in the place of what, and the circumstances that must show it.
 FAULTS = {
     "the gradient of a reader counts on every rank": (
-        (RowGather, "own", lambda gather, whole: OWN(gather, whole) * RANKS),
+        (RowGather, "own", lambda gather, gathered: OWN(gather, gathered) * RANKS),
         ("a scale between", "a function between", "full backward hooks", "CommDebugMode"),
     ),
     "what is gathered has no history": (
-        (styles, "gather_lazily", lambda shard, gather: gathering.Gathering(shard.detach(), gather)),
+        (styles, "gather_lazily", lambda shard, gather: gathering.LazyGather(shard.detach(), gather)),
         ("plain", "a look under no_grad", "full backward pre-hooks", "checkpoint inside, reentrant"),
     ),
     "a subclass loses its forward": ((styles, "_layer_obstacle", lambda *_: ""), ("plain",)),
     "factors are not cast": ((replicated, "is_autocast", lambda: False), ("autocast",)),
     "a weight is read after its step": ((gathering, "_may_step_early", lambda _: False), ("optimizer in backward",)),
     "a mode sees what is computed once": (
-        (gathering.Gathering, "_is_seen_made", lambda _: True),
+        (gathering.LazyGather, "_has_creation_modes", lambda _: True),
         ("selective checkpoint inside", "selective checkpoint of layers"),
     ),
     "a layer that FSDP2 frees is read later": ((styles, "hasattr", lambda *_: False), ("FSDP2 of layers",)),

@@ -68,7 +68,7 @@ def test_no_cache_is_no_news():
 
 def test_other_software_has_another_file(monkeypatch: pytest.MonkeyPatch):
     path = save((ENTRY,), OWN)
-    monkeypatch.setattr(cache, "version_of", lambda package: "9.9")
+    monkeypatch.setattr(cache, "installed", lambda package: "9.9")
     assert path_of(fingerprint(CPU, 4)) != path
     assert knowledge(CPU, 4).find(PROBLEM) is None
     assert len({path_of(fingerprint(target, ranks)) for target in (CPU, GPU) for ranks in (2, 4)}) == 4

@@ -1,1 +1,1 @@
-"""An address as an index for each dimension of a tensor, held against what a directive says of it."""
+"""An address as one index per dimension of a tensor, checked against a directive."""

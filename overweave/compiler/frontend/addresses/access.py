@@ -19,7 +19,7 @@ from overweave.compiler.frontend.addresses.dimensions import (
     split_long_lanes,
     substitute_lanes,
 )
-from overweave.compiler.frontend.addresses.index_check import AccessContext, Judged, Open
+from overweave.compiler.frontend.addresses.index_check import AccessContext, IndexCheck, NeedsCallArguments
 from overweave.compiler.frontend.symbols.directives import AccessDirective
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
@@ -30,7 +30,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Polynomial,
     Quotient,
     atom_poly,
-    number,
+    const_poly,
     tags_of,
 )
 from overweave.compiler.frontend.symbols.values import (
@@ -41,11 +41,11 @@ from overweave.compiler.frontend.symbols.values import (
     Constant,
     Descriptor,
     Number,
-    Several,
+    TupleValue,
     as_condition,
     broadcast,
 )
-from overweave.compiler.frontend.walk.evaluate import Reached
+from overweave.compiler.frontend.walk.evaluate import TracedAccess
 from overweave.compiler.frontend.walk.follow import STORES
 from overweave.errors import DirectiveError
 
@@ -57,7 +57,7 @@ class AccessCheck:
     address divides, or that spans several rows of a dimension, as two lanes.
     """
 
-    def __init__(self, kernel: AccessContext, access: Reached, directive: AccessDirective) -> None:
+    def __init__(self, kernel: AccessContext, access: TracedAccess, directive: AccessDirective) -> None:
         self.kernel, self.access, self.directive = kernel, access, directive
         self.dims = kernel.dims(directive)
         self.descriptor_limits: list[Polynomial] = []
@@ -65,9 +65,9 @@ class AccessCheck:
         self.split_lanes: SplitLanes = {}
 
     def stored_ranges(self) -> tuple[range, ...]:
-        """Return the elements that a store touches of each dimension, from where the tile's own begin; () for a load.
+        """Return the elements of each dimension that a store writes, relative to the tile's first; () for a load.
 
-        Raises Open, DirectiveError.
+        Raises DirectiveError, and NeedsCallArguments if only a call can decide.
         """
         offset = self._offset()
         strides = Strides(self.dims, self.kernel.strides, self.kernel.substitute, self.kernel.is_call)
@@ -83,11 +83,11 @@ class AccessCheck:
             except DirectiveError as error:
                 errors.append(error)
         if strides.guesses:
-            raise Open
+            raise NeedsCallArguments
         raise errors[0]
 
     def _check_offset(self, offset: Polynomial) -> tuple[range, ...]:
-        """Check the offset by its names; if that fails in a call, by the numbers of the call."""
+        """Check the offset symbolically; if that fails in a call, with the integers that the call passes for names."""
         attempts = [(offset, self.dims)]
         if self.kernel.is_call:  # the kernel may have a number where its directive has a name
             numbers = [dimension_with_numbers(dim, self.kernel.substitute) for dim in self.dims]
@@ -101,21 +101,21 @@ class AccessCheck:
         raise errors[-1]
 
     def _check_splits(self, offset: Polynomial, dims: Sequence[Dimension]) -> tuple[range, ...]:
-        """Check each way to write the offset as indices, and return the result of the first that passes."""
+        """Check each decomposition of the offset into indices, and return the result of the first that passes."""
         errors: list[Exception] = []
         for indices in index_splits(offset, dims):
             try:
-                return Judged(self, dims, indices).stored_ranges()
+                return IndexCheck(self, dims, indices).stored_ranges()
             except DirectiveError as error:
                 errors.append(error)
         raise errors[0]
 
     def conditions(self) -> list[Condition]:
-        """Return what holds wherever the access touches memory: its guard and its mask."""
+        """Return the conditions under which an element is accessed: the guard and the mask."""
         positional, keywords = self.access.arguments
         at = 2 if self.access.kind in STORES else 1
         address = self.access.address
-        is_pointer = not isinstance(address, Descriptor) and not (positional and isinstance(positional[0], Several))
+        is_pointer = not isinstance(address, Descriptor) and not (positional and isinstance(positional[0], TupleValue))
         mask = keywords.get("mask", positional[at] if len(positional) > at and is_pointer else Constant(value=True))
         is_none = isinstance(mask, Constant) and mask.value is None
         return [self.access.guard, Condition(()) if is_none else as_condition(mask)]
@@ -128,9 +128,12 @@ class AccessCheck:
     # the address
 
     def _offset(self) -> Polynomial:
-        """Return how many elements the access lies behind the start of the tensor. Raises Open, DirectiveError."""
+        """Return the offset of the access from the tensor's base, in elements.
+
+        Raises DirectiveError, and NeedsCallArguments if only a call can decide.
+        """
         address, positional = self.access.address, self.access.arguments[0]
-        if isinstance(address, Number) and positional and isinstance(positional[0], Several):
+        if isinstance(address, Number) and positional and isinstance(positional[0], TupleValue):
             address = self._of_descriptor_parameter(address, positional[0])
         elif isinstance(address, Descriptor):
             address = self._of_descriptor(address)
@@ -139,22 +142,22 @@ class AccessCheck:
         self.rank = address.rank
         poly, pointer = self._without_casts(address.poly), atom_poly(self.directive.parameter)
         if CALLER_CHOICE in tags_of(poly) and not self.kernel.is_call:
-            raise Open
-        if poly.coefficient(self.directive.parameter) != number(1):
+            raise NeedsCallArguments
+        if poly.coefficient(self.directive.parameter) != const_poly(1):
             tags = sorted(tags_of(poly)) or [f"another pointer than {self.directive.parameter}"]
-            raise self.unclear_error(f"its place is made from {tags[0]}")
+            raise self.unclear_error(f"its address is computed from {tags[0]}")
         return poly - pointer
 
     def _of_descriptor(self, descriptor: Descriptor) -> Number:
         """Return the addresses of a descriptor's block, and add its limits to `descriptor_limits`."""
         positional, keywords = self.access.arguments
-        offsets = next((one for one in (*positional, keywords.get("offsets")) if isinstance(one, Several)), None)
+        offsets = next((one for one in (*positional, keywords.get("offsets")) if isinstance(one, TupleValue)), None)
         polys = [one.poly for one in offsets.values if isinstance(one, Number)] if offsets else list(descriptor.offsets)
         if len(polys) != len(descriptor.strides):
             raise self.unclear_error("its offsets are not those of its descriptor")
         boundary_check = keywords.get("boundary_check")
         checked_dims = range(len(polys))
-        if isinstance(boundary_check, Several):
+        if isinstance(boundary_check, TupleValue):
             checked_dims = [dim.poly.constant for dim in boundary_check.values if isinstance(dim, Number)]  # type: ignore[assignment]
         elif not offsets:
             checked_dims = range(0)  # a block pointer
@@ -165,11 +168,11 @@ class AccessCheck:
             element = offset + (ZERO if length.constant == 1 else atom_poly(LaneIndex(length, dim)))
             self.descriptor_limits += [
                 self._without_casts(extent - element),
-                self._without_casts(element + number(1)),
+                self._without_casts(element + const_poly(1)),
             ]
         return descriptor.address(polys)
 
-    def _of_descriptor_parameter(self, pointer: Number, offsets: Several) -> Number:
+    def _of_descriptor_parameter(self, pointer: Number, offsets: TupleValue) -> Number:
         """Return the addresses of a descriptor that is a parameter, whose block shape only a call knows."""
         polys = [offset.poly for offset in offsets.values if isinstance(offset, Number)]
         name, rank = self.directive.parameter, len(offsets.values)
@@ -200,7 +203,7 @@ class AccessCheck:
             if self.kernel.is_call and (low is None or high is None or low < lowest or high > highest):
                 interval = f"{'' if low is None else low} to {'' if high is None else high}".strip()
                 raise self.unclear_error(
-                    f"its place is made from numbers, {interval}, that {atom.operation} does not hold"
+                    f"its address is computed from numbers, {interval}, that {atom.operation} does not hold"
                 )
             return value
 
@@ -234,21 +237,21 @@ class AccessCheck:
 
     def unclear_error(self, found: str) -> DirectiveError:
         """Return the error for an address that is no polynomial."""
-        cure = "Make it from the blocks of the tile, arange, loop variables and the numbers of a call"
-        return self.directive.place.error(found, cure)
+        cure = "Compute it from the blocks of the tile, arange, loop variables and the numbers of a call"
+        return self.directive.loc.error(found, cure)
 
     def outside_error(self, dim: Dimension, found: str) -> DirectiveError:
         """Return the error for elements outside the declared rectangle."""
         if dim.axis is None and self.directive.is_store:
             why = f"of {dim.extent} elements of a dimension it stores {found}"
-            return self.directive.place.error(why, "Store all of a dimension that is no axis, or make it one")
+            return self.directive.loc.error(why, "Store all of a dimension that is no axis, or make it one")
         if dim.axis is None:
-            why = f"along a dimension of {dim.extent} elements it reaches {found}: those behind are of other rows"
-            return self.directive.place.error(why, f"Mask it by the extent: `index < {self._extent_text(dim)}`")
+            why = f"along a dimension of {dim.extent} elements it reaches {found}: those after it belong to other rows"
+            return self.directive.loc.error(why, f"Mask it by the extent: `index < {self._extent_text(dim)}`")
         why = f"along {dim.axis} it reaches elements {found} of a block of {dim.size}"
         variable = self.kernel.variables[dim.axis]
         cure = f"Let it reach the tile's own block alone, {variable}; where it reaches others too, name an extent"
-        return self.directive.place.error(why, cure)
+        return self.directive.loc.error(why, cure)
 
     def _extent_text(self, dim: Dimension) -> str:
         """Return the extent of a dimension as its directive spells it."""
@@ -264,24 +267,24 @@ class AccessCheck:
             outer = next((each for each in results if BlockOf(axis) in atom_poly(each).atoms), BlockOf(axis))
             tags = sorted(tags_of(atom_poly(outer)))
             raise self.unclear_error(
-                f"{variable} stands inside of {tags[0] if tags else atom_poly(outer)} in its place"
+                f"{variable} stands inside of {tags[0] if tags else atom_poly(outer)} in its address"
             )
         if CALLER_CHOICE in tags_of(rest) and not self.kernel.is_call:
-            raise Open
+            raise NeedsCallArguments
         used_axes = {axis: name for axis, name in self.kernel.variables.items() if BlockOf(axis) in rest.atoms}
-        found = f"its place is not made from {variable}, which is the block along {axis}"
+        found = f"its address is not computed from {variable}, which is the block along {axis}"
         known_axes = ", ".join(used_axes) or "none"
-        cure = f"Name the axes that it is made from ({known_axes}), or an extent where every tile reaches all"
-        raise self.directive.place.error(found, cure)
+        cure = f"Name the axes that it is computed from ({known_axes}), or an extent where every tile reaches all"
+        raise self.directive.loc.error(found, cure)
 
     def mask_error(self, by: str) -> DirectiveError:
         """Return the error for a store whose mask is not the end of a dimension."""
-        found = f"which elements it stores is told by {by}"
-        return self.directive.place.error(found, "Mask what lies beyond the tensor, and store every other element")
+        found = f"which elements it stores depends on {by}"
+        return self.directive.loc.error(found, "Mask what lies beyond the tensor, and store every other element")
 
 
 def _multiply_all(values: Sequence[Polynomial]) -> Polynomial:
-    product = number(1)
+    product = const_poly(1)
     for value in values:
         product = product * value
     return product

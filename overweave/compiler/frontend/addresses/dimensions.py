@@ -24,10 +24,10 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Quotient,
     atom_poly,
     ceil_div,
+    const_poly,
     divide,
     floor_div,
     lower_bound,
-    number,
 )
 from overweave.compiler.frontend.symbols.values import CASTS, CLAMP, MAXIMUM, MINIMUM, varies
 
@@ -70,7 +70,7 @@ def group_by_moving(poly: Polynomial) -> dict[Monomial, Polynomial]:
 
 
 def index_splits(offset: Polynomial, dims: Sequence[Dimension]) -> Iterator[list[Polynomial]]:
-    """Yield the ways to write an offset as one index for each dimension.
+    """Yield each decomposition of an offset into one index per dimension.
 
     A constant part such as `N - 1` may stay in its dimension or be carried, times the extent, into the next faster one.
     """
@@ -200,7 +200,7 @@ def flatten(
     dims: Sequence[Dimension], indices: Sequence[Polynomial], lo: int, hi: int
 ) -> tuple[Polynomial, Polynomial]:
     """Return (index, extent) of the dimensions `[lo, hi)` flattened into one."""
-    index, extent = ZERO, number(1)
+    index, extent = ZERO, const_poly(1)
     for dim, dim_index in zip(dims[lo:hi], indices[lo:hi], strict=True):
         index, extent = index * dim.extent + dim_index, extent * dim.extent
     return index, extent
@@ -221,7 +221,7 @@ def dimension_with_numbers(dim: Dimension, substitute: Substitution) -> Dimensio
 # In a call every bound is a number. Before a call a bound may be a polynomial of the caller's numbers.
 
 SymbolicInterval = tuple[Polynomial | None, Polynomial | None]  # (minimum, maximum); None: unknown
-NOTHING: SymbolicInterval = (None, None)
+UNBOUNDED: SymbolicInterval = (None, None)
 
 
 class Extents(Struct, frozen=True):
@@ -234,7 +234,7 @@ class Extents(Struct, frozen=True):
     @property
     def highest(self) -> Polynomial:
         """The last block, or the last element at which an iteration of a streamed loop begins."""
-        last = ceil_div(self.extent, self.block) - number(1)
+        last = ceil_div(self.extent, self.block) - const_poly(1)
         return last * self.block if self.is_streamed else last
 
 
@@ -254,7 +254,7 @@ class Bounds:
         """Return (minimum, maximum)."""
         poly = self._substitute(poly)
         if poly not in self._cache:
-            self._cache[poly] = NOTHING  # a polynomial that is nested in itself has no bounds
+            self._cache[poly] = UNBOUNDED  # a polynomial that is nested in itself has no bounds
             self._cache[poly] = self._sum_interval(poly)
         return self._cache[poly]
 
@@ -263,34 +263,35 @@ class Bounds:
         low, high = self.interval(poly)
         return None if low is None else low.constant, None if high is None else high.constant
 
-    def is_natural(self, poly: Polynomial | None) -> bool:
-        """Whether a polynomial is at least 0 for all numbers of a call."""
+    def is_nonnegative(self, poly: Polynomial | None) -> bool:
+        """Whether a polynomial is known to be at least 0, whatever integers a call passes."""
         bound = None if poly is None else lower_bound(poly, self._positive)
         return bound is not None and bound >= 0
 
     def _multiply(self, left: SymbolicInterval, right: SymbolicInterval) -> SymbolicInterval:
+        """Multiply two intervals; UNBOUNDED unless both are numbers, one is a single value, or both are nonnegative."""
         constants = [None if end is None else end.constant for end in (*left, *right)]
         if all(end is not None for end in constants):
             a, b, c, d = (end for end in constants if end is not None)
             corners = (a * c, a * d, b * c, b * d)
-            return number(min(corners)), number(max(corners))
+            return const_poly(min(corners)), const_poly(max(corners))
         if left[0] is not None and left[0] == left[1]:
             return self._scale(left[0], right)
         if right[0] is not None and right[0] == right[1]:
             return self._scale(right[0], left)
-        if self.is_natural(left[0]) and self.is_natural(right[0]):
+        if self.is_nonnegative(left[0]) and self.is_nonnegative(right[0]):
             low, high = (None if a is None or b is None else a * b for a, b in zip(left, right, strict=True))
             return low, high
-        return NOTHING
+        return UNBOUNDED
 
     def _scale(self, factor: Polynomial, interval: SymbolicInterval) -> SymbolicInterval:
-        """Multiply an interval by a polynomial of constant sign."""
+        """Multiply an interval by a polynomial; UNBOUNDED unless the polynomial's sign is known."""
         if factor == ZERO:
             return ZERO, ZERO
         low, high = (None if end is None else end * factor for end in interval)
-        if self.is_natural(factor):
+        if self.is_nonnegative(factor):
             return low, high
-        return (high, low) if self.is_natural(ZERO - factor) else NOTHING
+        return (high, low) if self.is_nonnegative(ZERO - factor) else UNBOUNDED
 
     def _sum_interval(self, poly: Polynomial) -> SymbolicInterval:
         """Add the intervals of the terms, but take `x % d` as a whole."""
@@ -302,7 +303,7 @@ class Bounds:
         low: Polynomial | None = ZERO
         high: Polynomial | None = ZERO
         for atoms, factor in poly.terms:
-            term_interval = self._multiply((number(factor), number(factor)), self._product_interval(atoms))
+            term_interval = self._multiply((const_poly(factor), const_poly(factor)), self._product_interval(atoms))
             low = low + term_interval[0] if low is not None and term_interval[0] is not None else None
             high = high + term_interval[1] if high is not None and term_interval[1] is not None else None
         return low, high
@@ -312,26 +313,27 @@ class Bounds:
         divisor = atom.by.constant
         if not divisor or divisor < 0 or factor % divisor or not varies(atom.over):
             return None
-        scale = number(-factor // divisor)
-        rest = poly - scale * (atom.over - number(divisor) * atom_poly(atom))
+        scale = const_poly(-factor // divisor)
+        rest = poly - scale * (atom.over - const_poly(divisor) * atom_poly(atom))
         if len(rest.terms) >= len(poly.terms):
             return None
-        return _add_intervals(self._multiply((scale, scale), (ZERO, number(divisor - 1))), self.interval(rest))
+        return _add_intervals(self._multiply((scale, scale), (ZERO, const_poly(divisor - 1))), self.interval(rest))
 
     def _product_interval(self, atoms: tuple[Atom, ...]) -> SymbolicInterval:
-        interval: SymbolicInterval = (number(1), number(1))
+        interval: SymbolicInterval = (const_poly(1), const_poly(1))
         for atom in atoms:
             interval = self._multiply(interval, self._atom_interval(atom))
         return interval
 
     def _atom_interval(self, atom: Atom) -> SymbolicInterval:
+        """Bound an atom: a name by itself, a block, lane or iteration by its count."""
         if isinstance(atom, str):
             return atom_poly(atom), atom_poly(atom)
         if isinstance(atom, BlockOf):
             return ZERO, self._substitute(self._axes[atom.axis].highest)
         if isinstance(atom, LaneIndex | LoopIndex):
             high = self.interval(atom.length if isinstance(atom, LaneIndex) else atom.count)[1]
-            return ZERO, None if high is None else high - number(1)
+            return ZERO, None if high is None else high - const_poly(1)
         if isinstance(atom, Quotient):
             return self._quotient_interval(atom)
         return self._result_interval(atom)
@@ -340,7 +342,7 @@ class Bounds:
         """Bound a floor division by a positive constant."""
         divisor = self._substitute(atom.by).constant
         if divisor is None or divisor <= 0:
-            return (atom_poly(atom), atom_poly(atom)) if not varies(atom_poly(atom)) else NOTHING
+            return (atom_poly(atom), atom_poly(atom)) if not varies(atom_poly(atom)) else UNBOUNDED
         low, high = self.interval(atom.over)
         return _floor_div_constant(low, divisor), _floor_div_constant(high, divisor)
 
@@ -349,7 +351,7 @@ class Bounds:
         inputs = [self.interval(value) for value in atom.inputs]
         if atom.operation == CLAMP:
             (low, high), (_, bound) = inputs
-            last = None if bound is None else bound - number(1)
+            last = None if bound is None else bound - const_poly(1)
             return _min_or_max([low, ZERO], is_min=True), _min_or_max([high, last], is_min=True, needs_one=True)
         if atom.operation in (MINIMUM, MAXIMUM):
             is_min = atom.operation == MINIMUM
@@ -359,12 +361,12 @@ class Bounds:
             )
         if atom.operation in CASTS:
             return inputs[0]
-        return NOTHING
+        return UNBOUNDED
 
 
 def _floor_div_constant(value: Polynomial | None, by: int) -> Polynomial | None:
     constant = None if value is None else value.constant
-    return None if constant is None else number(constant // by)
+    return None if constant is None else const_poly(constant // by)
 
 
 def _min_or_max(values: list[Polynomial | None], is_min: bool, needs_one: bool = False) -> Polynomial | None:
@@ -375,7 +377,7 @@ def _min_or_max(values: list[Polynomial | None], is_min: bool, needs_one: bool =
     numbers = [value.constant for value in known_values]
     if all(value is not None for value in numbers):
         constants = sorted(value for value in numbers if value is not None)
-        return number(constants[0] if is_min else constants[-1])
+        return const_poly(constants[0] if is_min else constants[-1])
     return known_values[0] if all(value == known_values[0] for value in known_values) or needs_one else None
 
 

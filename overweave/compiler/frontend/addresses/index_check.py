@@ -20,8 +20,8 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Monomial,
     Polynomial,
     atom_poly,
+    const_poly,
     divide,
-    number,
     tags_of,
 )
 from overweave.compiler.frontend.symbols.values import CALLER_CHOICE, LOADED, LOOP_CARRIED, Condition, varies
@@ -63,7 +63,7 @@ class AccessContext(Protocol):
 
 
 class CheckedAccess(Protocol):
-    """An access as `Judged` sees it: see AccessCheck."""
+    """What `IndexCheck` needs of an access: see AccessCheck."""
 
     kernel: AccessContext
     directive: AccessDirective
@@ -77,11 +77,11 @@ class CheckedAccess(Protocol):
     def mask_error(self, by: str) -> DirectiveError: ...
 
 
-class Open(Exception):
-    """Raised before a call for a question that only the numbers of a call decide."""
+class NeedsCallArguments(Exception):
+    """Raised before a call for a check that only the arguments of a call can decide."""
 
 
-class Judged:
+class IndexCheck:
     """The check of an access.
 
     indices: one for each dimension. local_indices: the same, from where the tile's own elements begin. inequalities:
@@ -101,10 +101,13 @@ class Judged:
             self.inequalities += access.aligned_parts(condition)
 
     def stored_ranges(self) -> tuple[range, ...]:
-        """Return the elements that a store touches of each dimension, () for a load. Raises Open, DirectiveError."""
+        """Check the access; return the elements of each dimension that a store writes, () for a load.
+
+        Raises DirectiveError, and NeedsCallArguments if only a call can decide.
+        """
         if self.directive.is_store:
             highest = [self.kernel.bounds.constant_interval(part)[1] for part in self.inequalities]
-            if any(high is not None and high <= 0 for high in highest):  # a mask that never holds
+            if any(high is not None and high <= 0 for high in highest):  # the mask selects nothing
                 return tuple(range(0) for _ in self.dims)
             masks = self._masks()
             self._check_apart()
@@ -130,24 +133,24 @@ class Judged:
         return self.kernel.is_call and self.kernel.bounds.constant_interval(atom_poly(BlockOf(axis)))[1] == 0
 
     def _check_step(self, dim: Dimension, step: Polynomial) -> None:
-        """Raise if the blocks of an axis are not as far apart as its directive says."""
+        """Raise if consecutive blocks of an axis are not `block=` elements apart."""
         substitute, difference = self.kernel.substitute, self.kernel.substitute(step - dim.step)
         if difference == ZERO:
             return
         block_coefficient = group_by_moving(self.offset)[BlockOf(str(dim.axis)),]
         is_certain = difference.constant is not None or self._is_definite(difference)
         if not self.kernel.is_call and (block_coefficient.names - self.kernel.symbols or not is_certain):
-            raise Open
+            raise NeedsCallArguments
         blocks, rest = divide(substitute(block_coefficient), substitute(dim.stride))
         distance = f"{blocks}" if rest == ZERO else f"{substitute(block_coefficient)} elements"
-        raise self.directive.place.error(
-            f"the blocks of {dim.axis} are {distance} apart in its place, and {substitute(dim.step)} in its directive",
+        raise self.directive.loc.error(
+            f"the blocks of {dim.axis} are {distance} apart in its address, {substitute(dim.step)} in its directive",
             "Let `block=` be the kernel's block, and dimensions those of the contiguous tensor, in their order",
         )
 
     def _is_definite(self, poly: Polynomial) -> bool:
         """Whether a polynomial has one sign for all numbers of at least 1; it may be 0 where all are 1."""
-        return self.kernel.bounds.is_natural(poly) or self.kernel.bounds.is_natural(ZERO - poly)
+        return self.kernel.bounds.is_nonnegative(poly) or self.kernel.bounds.is_nonnegative(ZERO - poly)
 
     # loads
 
@@ -156,41 +159,41 @@ class Judged:
         low, high = self.kernel.bounds.interval(local_index)
         self._check_bounded(dim, local_index)
         if (
-            self.kernel.bounds.is_natural(low)
+            self.kernel.bounds.is_nonnegative(low)
             and high is not None
-            and self.kernel.bounds.is_natural(dim.size - number(1) - high)
+            and self.kernel.bounds.is_nonnegative(dim.size - const_poly(1) - high)
         ):
             return
         size = self.kernel.substitute(dim.size)
-        if self._is_never_negative(local_index) and self._is_never_negative(size - number(1) - local_index):
+        if self._is_never_negative(local_index) and self._is_never_negative(size - const_poly(1) - local_index):
             return
         if not self.kernel.is_call and not self._is_surely_outside(dim, low, high):
-            raise Open
+            raise NeedsCallArguments
         raise self.access.outside_error(dim, _interval_text(low, high))
 
     def _is_surely_outside(self, dim: Dimension, low: Polynomial | None, high: Polynomial | None) -> bool:
         """Whether an access leaves its block for all numbers of a call."""
-        before = low is not None and self.kernel.bounds.is_natural(ZERO - low) and low != ZERO
-        excess = None if high is None else high + number(1) - dim.size
-        return before or (excess is not None and self.kernel.bounds.is_natural(excess) and excess != ZERO)
+        before = low is not None and self.kernel.bounds.is_nonnegative(ZERO - low) and low != ZERO
+        excess = None if high is None else high + const_poly(1) - dim.size
+        return before or (excess is not None and self.kernel.bounds.is_nonnegative(excess) and excess != ZERO)
 
     def _check_within_extent(self, dim: Dimension, local_index: Polynomial) -> None:
         """Raise if a load along an extent may run into another row, which may be another tile's."""
         extent = self.kernel.substitute(dim.extent)
         low, high = self.kernel.bounds.interval(local_index)
-        if low is not None and self.kernel.bounds.is_natural(low - extent):
+        if low is not None and self.kernel.bounds.is_nonnegative(low - extent):
             raise self.access.outside_error(dim, _interval_text(low, high))
         if not self.kernel.is_call:
             return
-        for end in (local_index, extent - number(1) - local_index):
+        for end in (local_index, extent - const_poly(1) - local_index):
             if not self._is_never_negative(end):
                 self._check_unbounded(dim, local_index)
 
     def _is_never_negative(self, poly: Polynomial) -> bool:
         """Whether a polynomial is at least 0 wherever the access touches memory."""
-        for slack in (ZERO, *(number(1) - inequality for inequality in self.inequalities)):
+        for slack in (ZERO, *(const_poly(1) - inequality for inequality in self.inequalities)):
             low, _high = self.kernel.bounds.interval(poly + slack)
-            if self.kernel.bounds.is_natural(low):
+            if self.kernel.bounds.is_nonnegative(low):
                 return True
         return False
 
@@ -220,7 +223,7 @@ class Judged:
                 value = Polynomial(((atoms, 1),))
                 tags = sorted(tags_of(value))
                 if not self.kernel.is_call and (CALLER_CHOICE in tags or not tags):
-                    raise Open
+                    raise NeedsCallArguments
                 if self._is_never_negative(local_index):
                     continue
                 raise self.access.outside_error(dim, f"what {tags[0] if tags else value} says")
@@ -241,7 +244,7 @@ class Judged:
         """Intersect the mask of the dimension that the condition `part > 0` is about."""
         part = self.kernel.substitute(part)
         low, _ = self.kernel.bounds.interval(part)
-        if not varies(part) or (low is not None and self.kernel.bounds.is_natural(low - number(1))):
+        if not varies(part) or (low is not None and self.kernel.bounds.is_nonnegative(low - const_poly(1))):
             return
         for lo, hi in dimension_runs(self.dims):
             index, extent = (self.kernel.substitute(poly) for poly in flatten(self.dims, self.indices, lo, hi))
@@ -252,7 +255,7 @@ class Judged:
             if mask is not None and (mask.leaves(extent.constant or 0) or is_extent):
                 return
         if part.names and not self.kernel.is_call:
-            raise Open
+            raise NeedsCallArguments
         raise self.access.mask_error("a condition that is not the end of a dimension")
 
     def _check_apart(self) -> None:
@@ -265,6 +268,7 @@ class Judged:
             seen |= {atom for atom in moving if not isinstance(atom, BlockOf)}
 
     def _stored_range(self, dim: Dimension, local_index: Polynomial, mask: MaskedRange) -> range:
+        """Return the elements of a dimension that a store writes. Raises DirectiveError if some lie outside."""
         groups = {
             atoms: self.kernel.substitute(step)
             for atoms, step in group_by_moving(self.kernel.substitute(local_index)).items()
@@ -274,7 +278,7 @@ class Judged:
         moving = [(count, step) for count, step in moving if count != 1]
         if low is None or size is None or any(count is None or step is None for count, step in moving):
             self._refuse_surely_outside(dim, local_index)
-            raise Open
+            raise NeedsCallArguments
         steps = [(count, step) for count, step in moving if count is not None and step is not None]
         first = low + sum(min(0, step * (count - 1)) for count, step in steps)
         gcd_step = gcd(*(step for _, step in steps)) if steps else 1
@@ -301,7 +305,7 @@ class Judged:
                 raise self.access.outside_error(dim, _interval_text(low, high))
 
     def _lane_count(self, dim: Dimension, atoms: Monomial) -> int | None:
-        """Return how many values a lane or loop index has; None where only a call tells."""
+        """Return how many values a lane or loop index has; None if unknown before a call."""
         atom = atoms[0]
         if len(atoms) == 1 and isinstance(atom, LaneIndex | LoopIndex):
             count = self.kernel.substitute(atom.length if isinstance(atom, LaneIndex) else atom.count)
@@ -346,7 +350,7 @@ def _mask_of_index(part: Polynomial, index: Polynomial) -> MaskedRange | None:
 
 def _is_extent_mask(part: Polynomial, index: Polynomial, extent: Polynomial) -> MaskedRange | None:
     """Return a full mask if, before a call, `part > 0` follows from `0 <= index < extent` by the names; else None."""
-    extra, lead = (part - extent + index).constant, (part - number(1) - index).constant
+    extra, lead = (part - extent + index).constant, (part - const_poly(1) - index).constant
     return MaskedRange() if max(-1 if extra is None else extra, -1 if lead is None else lead) >= 0 else None
 
 

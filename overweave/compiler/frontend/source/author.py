@@ -25,7 +25,7 @@ from overweave.compiler.frontend.symbols.directives import (
     is_directive,
     parse_directive,
 )
-from overweave.compiler.frontend.symbols.polynomials import Polynomial, number
+from overweave.compiler.frontend.symbols.polynomials import Polynomial, const_poly
 from overweave.errors import InputError
 from overweave.ir.text.files import printable
 from overweave.untrusted import read_bytes
@@ -83,8 +83,8 @@ class KernelSource(Struct, frozen=True):
     @property
     def default_numbers(self) -> dict[str, int]:
         """Parameter -> its default, where that is an integer."""
-        numbers = ((one.name.value, one.default) for one in all_params(self.function))
-        return {name: number.evaluated_value for name, number in numbers if isinstance(number, cst.Integer)}
+        defaults = ((one.name.value, one.default) for one in all_params(self.function))
+        return {name: default.evaluated_value for name, default in defaults if isinstance(default, cst.Integer)}
 
     def default_of(self, name: str) -> ast.expr | None:
         """The default of a parameter."""
@@ -124,8 +124,8 @@ class KernelSource(Struct, frozen=True):
         """Return the directives of one kind."""
         return [cast("Marked[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
 
-    def place(self) -> SourceLine:
-        """Return the line of the `def`, for an error about the whole kernel."""
+    def loc(self) -> SourceLine:
+        """Return the location of the `def`, for an error about the whole kernel."""
         return SourceLine(self.path.name, self.line, f"def {self.name}")
 
 
@@ -169,7 +169,7 @@ def _parse(data: bytes) -> tuple[str, ast.Module]:
 
 
 def read_file(path: Path, name: str) -> bytes:
-    """Read the file of a kernel. Raises InputError."""
+    """Read the file of the kernel `name`. Raises InputError if that fails, or the file has more than MAX_BYTES."""
     try:
         return read_bytes(path, MAX_BYTES)
     except (OSError, ValueError) as error:
@@ -183,7 +183,7 @@ def _unreadable(path: Path, name: str, error: BaseException) -> InputError:
 
 
 def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> KernelSource:
-    """Parse the kernel `name` of a file that holds `data`, with its directives. line: where that function begins.
+    """Parse the kernel `name` of a file that holds `data`, with its directives. line: its first line at import.
 
     Raises InputError for a file that cannot be parsed or has no such function, DirectiveError for a directive that
     cannot be parsed or stands above no statement.
@@ -206,9 +206,9 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
     if line is not None and not first <= line <= lines[function].end.line:
         found = f"the one that is meant began in line {line}, and this one in line {first}"
         raise InputError(asked, found, "Define the kernel once, and import it again if its file has changed")
-    reader = _Reader(path.name, lines)
-    marks = (*reader.block(body, ()), *reader.helper_marks(function, wrapper.module))
-    reader.refuse_strays(function)
+    walker = _Reader(path.name, lines)
+    marks = (*walker.block(body, ()), *walker.helper_marks(function, wrapper.module))
+    walker.refuse_strays(function)
     language = language_of(wrapper.module)
     source = KernelSource(
         path, text, File(path, tree, language), wrapper.module, function, marks, lines[function].start.line, language
@@ -220,7 +220,7 @@ def _with_file_constants(mark: Marked[Directive], numbers: Mapping[str, int]) ->
     """Replace the names of constants of the file in a directive by their values."""
 
     def fold(expression: Polynomial) -> Polynomial:
-        return expression.substitute(lambda atom: number(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
+        return expression.substitute(lambda atom: const_poly(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
 
     directive = mark.directive
     if isinstance(directive, AxisDirective):
@@ -244,7 +244,9 @@ class _Reader:
             for line in statement.leading_lines if hasattr(statement, "leading_lines") else ():
                 if line.comment and is_directive(line.comment.value):
                     yield Marked(self.parse(line.comment), statement, statement_path)
-            self.refuse(_trailing(statement), "it stands behind a statement", "Give it a line of its own, above it")
+            self.refuse(
+                _trailing(statement), "it follows a statement on its line", "Give it a line of its own, above it"
+            )
             for inner in _blocks(statement):
                 yield from self.block(inner, statement_path)
         footer = [line.comment for line in block.footer if line.comment]

@@ -29,7 +29,7 @@ class File:
         self._imported = dict(_imports(tree))
         bindings = {*_imports(tree), *((one.name, None) for one in tree.body if isinstance(one, ast.FunctionDef))}
         times = Counter(name for name, _ in bindings) + self._stores
-        for name in [name for name, count in times.items() if count > 1]:  # nobody knows which of them holds
+        for name in [name for name, count in times.items() if count > 1]:  # which binding is in effect is unknown
             self.functions.pop(name, None)
             self._imported.pop(name, None)
 
@@ -65,7 +65,7 @@ class File:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Name -> value of the file's integer constants."""
+        """The file's integer constants: name -> value."""
         names = [*self._constants, *(name for name, binding in self._imported.items() if binding[1])]
         values = ((name, number_of(self.constant(name), self)) for name in names)
         return {name: value for name, value in values if value is not None}
@@ -86,7 +86,7 @@ class File:
 
     @cached_property
     def _stores(self) -> Counter[str]:
-        """Name -> how often the file stores to it outside of functions; those that a function stores to count twice."""
+        """How often each name is assigned at the top level; an assignment by `global` counts twice."""
         nodes = list(ast.walk(self.tree))
         stored = [one for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
         by_functions = [name for one in nodes if isinstance(one, ast.Global) for name in one.names]
@@ -96,7 +96,7 @@ class File:
         return any(one.lineno <= node.lineno <= (one.end_lineno or 0) for one in self.functions.values())
 
     def _resolve(self, name: str) -> tuple[bool, File | None, str]:
-        """Follow imports. Return (whether it was found, the file that binds the name, its name there)."""
+        """Follow imports of a dotted name. Return (is_found, the file that binds it, its name there)."""
         file: File | None = self
         for _ in range(MAX_ALIASES):
             if file is None:

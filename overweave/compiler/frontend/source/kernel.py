@@ -49,7 +49,7 @@ class StreamedLoop(Struct, frozen=True):
 
 
 class AnnotatedKernel(Struct, frozen=True, kw_only=True):
-    """A source whose directives fit together. Indices are those of statements.
+    """A kernel and its directives, checked against each other. Indices are those of statements.
 
     tile_loop: index of the loop over tiles, None for one tile per program. body: the statements of a tile.
     tile_variable: the variable that holds the tile's number, if there is one. tile_start: index of the statement that
@@ -93,7 +93,7 @@ class AnnotatedKernel(Struct, frozen=True, kw_only=True):
         """
         numbers = {**self.source.default_numbers, **numbers}
         axes = tuple(
-            Axis(a.name, _value(a.place, a.extent, numbers), _value(a.place, a.block, numbers, 1), a.is_streamed)
+            Axis(a.name, _value(a.loc, a.extent, numbers), _value(a.loc, a.block, numbers, 1), a.is_streamed)
             for a in self.axes
         )
         return TileSpace(
@@ -111,55 +111,53 @@ def _operands(
     by_tensor: dict[str, Operand] = {}
     for access in accesses:
         directive = access.directive
-        dims = tuple(_dim(directive.place, dim, axes, numbers) for dim in directive.dims)
+        dims = tuple(_dim(directive.loc, dim, axes, numbers) for dim in directive.dims)
         by_tensor.setdefault(directive.tensor, Operand(directive.tensor, directive.parameter, dims))
     return tuple(by_tensor.values())
 
 
-def _dim(place: SourceLine, expression: Polynomial, axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> Dim:
+def _dim(loc: SourceLine, expression: Polynomial, axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> Dim:
     """Return a dimension of a call: an extent, or an affine function of one axis."""
     by_name = {axis.name: axis for axis in axes}
-    name, scale, shift = _affine(place, expression, by_name)
+    name, scale, shift = _affine(loc, expression, by_name)
     if name is None:
-        return Dim(_value(place, expression, numbers))
+        return Dim(_value(loc, expression, numbers))
     counts = is_of_blocks(expression)
     return Dim(by_name[name].count if counts else by_name[name].extent, name, scale, shift, counts)
 
 
-def _affine(place: SourceLine, expression: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
-    """Return `affine_in`. Raises DirectiveError for an expression that is not."""
+def _affine(loc: SourceLine, expression: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
+    """Return (axis, scale, shift) as `affine_in` does. Raises DirectiveError for an expression that is not affine."""
     try:
         return affine_in(expression, axes)
     except ExpressionError as error:
-        raise place.error(
-            str(error), "Write an axis, `2 * M + 1` blocks along one, or an extent without axes"
-        ) from None
+        raise loc.error(str(error), "Write an axis, `2 * M + 1` blocks along one, or an extent without axes") from None
 
 
-def _value(place: SourceLine, expression: Polynomial, numbers: Mapping[str, int], least: int = 0) -> int:
+def _value(loc: SourceLine, expression: Polynomial, numbers: Mapping[str, int], least: int = 0) -> int:
     """Evaluate an expression. Raises DirectiveError for a missing argument or a value below `least`."""
     missing = sorted(expression.names - numbers.keys())
     if missing:
-        raise place.error(f"{missing[0]} is no whole number in this call", "Pass an int for it")
+        raise loc.error(f"{missing[0]} is no whole number in this call", "Pass an int for it")
     try:
         value = expression.value(numbers)
     except ZeroDivisionError:
-        raise place.error(f"{expression} divides by zero", "Pass another number") from None
+        raise loc.error(f"{expression} divides by zero", "Pass another number") from None
     if not least <= value < 2**31:
-        raise place.error(f"{expression} is {value}", f"It must be at least {least} and fit 31 bits")
+        raise loc.error(f"{expression} is {value}", f"It must be at least {least} and fit 31 bits")
     return value
 
 
 def read_kernel(source: KernelSource) -> AnnotatedKernel:
-    """Put the directives of a source together. Raises DirectiveError where they contradict each other."""
+    """Combine the directives of a source. Raises DirectiveError if they contradict each other."""
     axes = _axes(source)
     tile_loop, tile_variable, tile_start = _tile_position(source)
     path = () if tile_loop is None else (tile_loop,)
     (dispatch, *repeated), block_variables = _dispatch(source, path, axes, tile_variable)
-    lines = [mark.directive.place.line for mark in source.marks_of(DispatchDirective)]
+    lines = [mark.directive.loc.line for mark in source.marks_of(DispatchDirective)]
     marks = source.marks_of(AccessDirective)
     for stray in (mark for mark in source.marks if mark.helper and not isinstance(mark.directive, AccessDirective)):
-        raise stray.directive.place.error(f"it stands in {stray.helper}", "Put it into the kernel itself")
+        raise stray.directive.loc.error(f"it stands in {stray.helper}", "Put it into the kernel itself")
     accesses = [AnnotatedAccess(mark.directive, mark.statement, _index(mark, path), mark.helper) for mark in marks]
     return AnnotatedKernel(
         source=source,
@@ -178,32 +176,32 @@ def read_kernel(source: KernelSource) -> AnnotatedKernel:
 
 
 def _axes(source: KernelSource) -> tuple[AxisDirective, ...]:
-    """Return the axes. Raises DirectiveError for a name twice, or if no axis tells tiles apart."""
+    """Return the axes. Raises DirectiveError for a duplicate name, or if all axes are streamed."""
     axes = [mark.directive for mark in source.marks_of(AxisDirective)]
     names: set[str] = set()
     for axis in axes:
         if axis.name in names:
-            raise axis.place.error(f"axis {axis.name} stands twice", "Name every axis once")
+            raise axis.loc.error(f"axis {axis.name} stands twice", "Name every axis once")
         names.add(axis.name)
         for expression in (axis.extent, axis.block):
-            check_names(axis.place, expression, source)
+            check_names(axis.loc, expression, source)
     if all(axis.is_streamed for axis in axes):
-        raise source.place().error("it names no axis that tells tiles apart", "Add `# @overweave.axis M block=BLOCK_M`")
+        raise source.loc().error("it names no axis that tells tiles apart", "Add `# @overweave.axis M block=BLOCK_M`")
     return tuple(axes)
 
 
 def check_names(
-    place: SourceLine, expression: Polynomial, source: KernelSource, others: frozenset[str] = frozenset()
+    loc: SourceLine, expression: Polynomial, source: KernelSource, others: frozenset[str] = frozenset()
 ) -> None:
     """Raise DirectiveError for a name that is neither a parameter of the kernel nor one of `others`."""
     if not can_be_positive(expression):
-        raise place.error(f"{expression} is never more than 0", "Write a number of elements")
+        raise loc.error(f"{expression} is never more than 0", "Write a number of elements")
     shapes = {name: SHAPE.fullmatch(name) or BLOCKS.fullmatch(name) for name in expression.names}
     names = {match[1] if match else name for name, match in shapes.items()}
     unknown = sorted(names - set(source.parameters) - others)
     if unknown:
         known = ", ".join(sorted({*source.parameters, *others}))
-        raise place.error(f"{unknown[0]} is unknown", f"Use parameters of the kernel or axes: {known[:160]}")
+        raise loc.error(f"{unknown[0]} is unknown", f"Use parameters of the kernel or axes: {known[:160]}")
 
 
 def _tile_position(source: KernelSource) -> tuple[int | None, str | None, int]:
@@ -213,27 +211,27 @@ def _tile_position(source: KernelSource) -> tuple[int | None, str | None, int]:
     if not marks and len(begins) == 1 and len(begins[0].path) == 1:
         return None, None, begins[0].path[0]
     if len(marks) != 1:
-        place = marks[1].directive.place if marks else source.place()
-        raise place.error(f"{len(marks)} tile ids", "Put one `# @overweave.tile_id` above the statement that makes it")
+        loc = marks[1].directive.loc if marks else source.loc()
+        raise loc.error(f"{len(marks)} tile ids", "Put one `# @overweave.tile_id` above the statement that makes it")
     mark = marks[0]
     directive = mark.directive
     if len(mark.path) != 1:
-        raise directive.place.error("it stands inside another block", "Put the tile id at the top level of the kernel")
+        raise directive.loc.error("it stands inside another block", "Put the tile id at the top level of the kernel")
     if directive.is_persistent:
-        return mark.path[0], _loop_variable(directive.place, mark.statement), mark.path[0]
-    return None, _program_variable(directive.place, mark.statement, source.language), mark.path[0]
+        return mark.path[0], _loop_variable(directive.loc, mark.statement), mark.path[0]
+    return None, _program_variable(directive.loc, mark.statement, source.language), mark.path[0]
 
 
-def _loop_variable(place: SourceLine, statement: Statement) -> str:
+def _loop_variable(loc: SourceLine, statement: Statement) -> str:
     """Return the variable of `for NAME in tl.range(...):`. Raises DirectiveError for any other statement."""
     if isinstance(statement, cst.For) and isinstance(statement.iter, cst.Call) and statement.orelse is None:
         target, is_block = statement.target, isinstance(statement.body, cst.IndentedBlock)
         if callee_name(statement.iter) == "range" and is_block and isinstance(target, cst.Name):
             return str(target.value)
-    raise place.error("no loop over a range follows it", "Put it above `for NAME in tl.range(...):`")
+    raise loc.error("no loop over a range follows it", "Put it above `for NAME in tl.range(...):`")
 
 
-def _program_variable(place: SourceLine, statement: Statement, language: Language) -> str:
+def _program_variable(loc: SourceLine, statement: Statement, language: Language) -> str:
     """Return the variable of `NAME = tl.program_id(0)`. Raises DirectiveError for any other statement."""
     statements = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
     statement_part = statements[0] if len(statements) == 1 else None
@@ -249,7 +247,7 @@ def _program_variable(place: SourceLine, statement: Statement, language: Languag
             and calls[0] is statement_part.value
         ):
             return statement_part.targets[0].target.value
-    raise place.error(
+    raise loc.error(
         "no `pid = tl.program_id(0)` follows it", "Put it above that statement, or above the loop over tiles"
     )
 
@@ -265,10 +263,10 @@ def _dispatch(
         return [None], {grid[0]: tile_variable}
     begins = [mark.directive.begins for mark in marks]
     if begins != [True, False] * len(maps) or not maps:
-        places = [*(mark.directive.place for mark in marks), *(mark.directive.place for mark in maps)]
-        place = places[0] if places else source.place()
+        places = [*(mark.directive.loc for mark in marks), *(mark.directive.loc for mark in maps)]
+        loc = places[0] if places else source.loc()
         found = f"{begins.count(True)} `dispatch begin`, {begins.count(False)} `dispatch end`, {len(maps)} `pid_map`"
-        raise place.error(found, "Put one `dispatch begin`, one `pid_map` and one `dispatch end` there, in this order")
+        raise loc.error(found, "Put one `dispatch begin`, one `pid_map` and one `dispatch end` there, in this order")
     block_variables = dict(maps[0].directive.variables)
     regions = [
         _dispatch_region(source, path, (begin, end), pid_map)
@@ -278,7 +276,7 @@ def _dispatch(
         if dict(pid_map.directive.variables) != block_variables or set(block_variables) != set(grid):
             found = f"it maps {', '.join(f'{axis}={name}' for axis, name in pid_map.directive.variables)}"
             cure = f"Map every axis, {', '.join(grid)}, to the same variables in every region"
-            raise pid_map.directive.place.error(found, cure)
+            raise pid_map.directive.loc.error(found, cure)
     return [*regions], block_variables
 
 
@@ -291,17 +289,17 @@ def _dispatch_region(
     """Return the statements `[lo, hi)` of a dispatch region. Raises DirectiveError if its directives do not fit."""
     for mark in marks:
         if mark.path[:-1] != path:
-            raise mark.directive.place.error("it is not in the body of the tile", "Put it beside the tile id")
+            raise mark.directive.loc.error("it is not in the body of the tile", "Put it beside the tile id")
     lo, hi = (mark.path[-1] for mark in marks)
     if pid_map.path[: len(path)] != path or not lo <= pid_map.path[len(path)] < hi:
-        raise pid_map.directive.place.error(
+        raise pid_map.directive.loc.error(
             "it is outside of the dispatch region", "Put it between `dispatch begin` and `dispatch end`"
         )
     assigned = assigned_names(_body(source, path)[lo:hi])
     for axis, variable in pid_map.directive.variables:
         if variable not in assigned:
             found = f"{variable}, the block of {axis}, is not assigned in the dispatch region"
-            raise pid_map.directive.place.error(found, "Assign it between `dispatch begin` and `dispatch end`")
+            raise pid_map.directive.loc.error(found, "Assign it between `dispatch begin` and `dispatch end`")
     return lo, hi
 
 
@@ -313,27 +311,23 @@ def _streams(source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirect
         directive = mark.directive
         if directive.axis not in streamed:
             known = ", ".join(streamed) or "none"
-            raise directive.place.error(f"no streamed axis is called {directive.axis}", f"Streamed axes: {known}")
-        _loop_variable(directive.place, mark.statement)
+            raise directive.loc.error(f"no streamed axis is called {directive.axis}", f"Streamed axes: {known}")
+        _loop_variable(directive.loc, mark.statement)
         if mark.path[:-1] != path:
-            raise directive.place.error(
-                "its loop stands inside another block", "Put the loop into the body of the tile"
-            )
+            raise directive.loc.error("its loop stands inside another block", "Put the loop into the body of the tile")
         assert isinstance(mark.statement, cst.For)
         streams.append(StreamedLoop(directive, mark.statement, mark.path[-1]))
     missing = set(streamed) - {stream.directive.axis for stream in streams}
     if streamed and (missing or len(streams) != 1):
-        place = streamed[min(missing, default=next(iter(streamed)))].place
-        raise place.error("no loop, or more than one, walks it", "Put `# @overweave.stream` above its one loop")
+        loc = streamed[min(missing, default=next(iter(streamed)))].loc
+        raise loc.error("no loop, or more than one, walks it", "Put `# @overweave.stream` above its one loop")
     return tuple(streams)
 
 
 def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
     """Return the index, in the body of a tile, of the statement that holds a directive. path: of that body."""
     if mark.path[: len(path)] != path or len(mark.path) <= len(path):
-        raise mark.directive.place.error(
-            "it is outside of the loop over tiles", "Put it where each tile loads or stores"
-        )
+        raise mark.directive.loc.error("it is outside of the loop over tiles", "Put it where each tile loads or stores")
     return mark.path[len(path)]
 
 

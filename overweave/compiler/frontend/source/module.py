@@ -26,8 +26,8 @@ from overweave.errors import InputError
 # and no notify; the compiler must find it, and refuse.
 
 
-class Touch(Struct, frozen=True):
-    """A call that accesses memory through a parameter. by: the helper that does so, empty for the kernel itself.
+class ParameterAccess(Struct, frozen=True):
+    """A call that accesses memory through a parameter. helper: the function that does so; empty for the kernel itself.
 
     kind: None if the source of the called function is unknown.
     """
@@ -35,11 +35,11 @@ class Touch(Struct, frozen=True):
     parameter: str
     kind: MemoryOpKind | None
     call: cst.Call
-    by: str = ""
+    helper: str = ""
 
 
 class Callees:
-    """The memory accesses of the functions at the top level of a file. _touches: function -> its touches."""
+    """The memory accesses of the functions at the top level of a file. _accesses: function -> its accesses, a cache."""
 
     def __init__(self, source: KernelSource) -> None:
         self._language = source.language
@@ -48,9 +48,9 @@ class Callees:
             for node in source.module.body
             if isinstance(node, cst.FunctionDef) and node is not source.function
         }
-        self._touches: dict[str, tuple[Touch, ...]] = {}
+        self._accesses: dict[str, tuple[ParameterAccess, ...]] = {}
 
-    def touches(self, function: cst.FunctionDef, origins: Origins) -> Iterator[Touch]:
+    def parameter_accesses(self, function: cst.FunctionDef, origins: Origins) -> Iterator[ParameterAccess]:
         """Yield every call in a function that accesses memory through one of its parameters, or may do so."""
         local_names = {*parameter_names(function), *assigned_names([function.body])}
         for call in calls_in(function.body):
@@ -59,28 +59,28 @@ class Callees:
                 nodes = [self._language.address_of(call)]
                 if not self._language.tl_name(call):  # a method of an unknown object: an argument may be the pointer
                     nodes += [arg.value for arg in call.args]
-                yield from (Touch(name, kind, call) for name in sorted(origins.parameters_of(*nodes)))
+                yield from (ParameterAccess(name, kind, call) for name in sorted(origins.parameters_of(*nodes)))
             elif name := self.helper_name(call):
-                for touch in self._touches_of(name):
-                    passed = origins.parameters_of(*_passed_for(call, self._functions[name], touch.parameter))
-                    yield from (Touch(parameter, touch.kind, call, name) for parameter in sorted(passed))
+                for access in self._accesses_of(name):
+                    passed = origins.parameters_of(*_passed_for(call, self._functions[name], access.parameter))
+                    yield from (ParameterAccess(parameter, access.kind, call, name) for parameter in sorted(passed))
             elif not self._is_known(call, local_names):
                 passed = origins.parameters_of(*(arg.value for arg in call.args))
-                yield from (Touch(parameter, None, call, dotted(call.func)) for parameter in sorted(passed))
+                yield from (ParameterAccess(parameter, None, call, dotted(call.func)) for parameter in sorted(passed))
 
     def helper_name(self, call: cst.Call) -> str:
         """Return the function of the file that is called; empty for any other call."""
         name = dotted(call.func)
         return name if name in self._functions else ""
 
-    def _touches_of(self, name: str) -> tuple[Touch, ...]:
-        """Return the touches of a helper, once computed."""
-        if name not in self._touches:
-            self._touches[name] = ()  # ends the recursion of a function that calls itself
+    def _accesses_of(self, name: str) -> tuple[ParameterAccess, ...]:
+        """Return the accesses of a helper, computed once."""
+        if name not in self._accesses:
+            self._accesses[name] = ()  # ends the recursion of a function that calls itself
             function = self._functions[name]
             origins = Origins(assignments(function.body), parameter_names(function), self._language)
-            self._touches[name] = tuple(self.touches(function, origins))
-        return self._touches[name]
+            self._accesses[name] = tuple(self.parameter_accesses(function, origins))
+        return self._accesses[name]
 
     def _is_known(self, call: cst.Call, local_names: set[str]) -> bool:
         """Whether a call is of `tl`, of a builtin, or a method of a local value."""
@@ -92,7 +92,7 @@ class Callees:
 
 
 def _passed_for(call: cst.Call, function: cst.FunctionDef, parameter: str) -> list[cst.CSTNode]:
-    """Return what a call passes for a parameter; a starred argument may be for any."""
+    """Return the arguments that a call may pass for a parameter; a starred argument may be any."""
     values: list[cst.CSTNode] = []
     names = parameter_names(function)
     position = names.index(parameter) if parameter in names else -1
@@ -207,6 +207,7 @@ class _Absolute(cst.CSTTransformer):
         self.source = source
 
     def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom:
+        """Replace `from .m import x` by `from package.m import x`. Raises InputError for a file in no package."""
         if not original_node.relative:
             return updated_node
         package = _package_path(self.source.path.resolve())
@@ -258,7 +259,7 @@ def jit_decorators(source: KernelSource) -> list[cst.Decorator]:
             jit.append(decorator)
         elif name not in AUTOTUNE:
             cure = "Decorate it by @triton.jit, and @triton.autotune at most: calls name the constants"
-            raise source.place().error(f"decorator {name!r} runs around the kernel", cure)
+            raise source.loc().error(f"decorator {name!r} runs around the kernel", cure)
     if not jit:
-        raise source.place().error("it is no Triton kernel", "Decorate it by @triton.jit")
+        raise source.loc().error("it is no Triton kernel", "Decorate it by @triton.jit")
     return jit

@@ -23,7 +23,14 @@ from difflib import SequenceMatcher
 
 from msgspec import Struct
 
-from overweave.compiler.frontend.symbols.polynomials import Polynomial, Quotient, TooLarge, atom_poly, floor_div, number
+from overweave.compiler.frontend.symbols.polynomials import (
+    Polynomial,
+    Quotient,
+    TooLarge,
+    atom_poly,
+    const_poly,
+    floor_div,
+)
 from overweave.errors import DirectiveError
 
 # Integer expressions of directives: names, numbers, `+`, `-`, `*`, `//`, `cdiv(a, b)`, `tensor.shape[0]`, `blocks(S)`,
@@ -46,7 +53,7 @@ _TOKEN = re.compile(
 
 
 class ExpressionError(Exception):
-    """Raised for a text that is not an integer expression. The message says why."""
+    """Raised for a text that is not an integer expression; the message says why."""
 
 
 def affine_in(expression: Polynomial, axes: Iterable[str]) -> tuple[str | None, int, int]:
@@ -108,10 +115,10 @@ def _tokens(text: str) -> list[str]:
 
 
 def _sum(tokens: list[str]) -> tuple[Polynomial, list[str]]:
-    """Parse `[-] term {(+ | -) term}`. Return the expression and the tokens behind it."""
+    """Parse `[-] term {(+ | -) term}`. Return the expression and the remaining tokens."""
     negative = tokens[:1] == ["-"]
     total, rest = _term(tokens[1:] if negative else tokens)
-    total = _check_size(number(0) - total) if negative else total
+    total = _check_size(const_poly(0) - total) if negative else total
     while rest[:1] in (["+"], ["-"]):
         sign = rest[0]
         part, rest = _term(rest[1:])
@@ -140,16 +147,16 @@ def _factor(tokens: list[str]) -> tuple[Polynomial, list[str]]:
     if first == CEIL_DIV and rest[:1] == ["("]:
         over, rest = _sum(rest[1:])
         by, rest = _sum(_expect(rest, ","))
-        return _divide(over + by - number(1), by), _expect(rest, ")")
+        return _divide(over + by - const_poly(1), by), _expect(rest, ")")
     if first.isdecimal():
-        return _check_size(number(int(first))), rest
+        return _check_size(const_poly(int(first))), rest
     if any(form.fullmatch(first) for form in (IDENTIFIER, SHAPE, BLOCKS)):
         return atom_poly(first), rest
     raise ExpressionError(f"cannot read {first!r} there")
 
 
 def _expect(tokens: list[str], expected: str) -> list[str]:
-    """Drop one token. Raises ExpressionError if it is another."""
+    """Drop the expected token and return the rest. Raises ExpressionError if another stands there."""
     if tokens[:1] != [expected]:
         raise ExpressionError("a parenthesis is not closed" if expected == ")" else f"{expected!r} is missing")
     return tokens[1:]
@@ -162,7 +169,7 @@ def _divide(over: Polynomial, by: Polynomial) -> Polynomial:
 
 
 def _check_size(expression: Polynomial) -> Polynomial:
-    """Return the expression. Raises ExpressionError for one with too many terms or too large factors."""
+    """Return the expression unchanged. Raises ExpressionError if it has too many terms or too large coefficients."""
     nested = [inner for atom in expression.atoms if isinstance(atom, Quotient) for inner in (atom.over, atom.by)]
     for polynomial in (expression, *nested):
         if len(polynomial.terms) > MOST_TERMS or any(abs(factor) > LARGEST for _, factor in polynomial.terms):
@@ -184,7 +191,7 @@ FORM = "; docs/directives.md shows the form"
 
 
 class SourceLine(Struct, frozen=True):
-    """A line of an author's file: where a directive stands."""
+    """The source location of a directive: a line of the author's file, with its text."""
 
     file: str
     line: int
@@ -198,7 +205,7 @@ class SourceLine(Struct, frozen=True):
 class AxisDirective(Struct, frozen=True):
     """`axis NAME=EXTENT block=BLOCK [streamed]`."""
 
-    place: SourceLine
+    loc: SourceLine
     name: str
     extent: Polynomial
     block: Polynomial
@@ -208,28 +215,28 @@ class AxisDirective(Struct, frozen=True):
 class TileIdDirective(Struct, frozen=True):
     """`tile_id [persistent]`."""
 
-    place: SourceLine
+    loc: SourceLine
     is_persistent: bool
 
 
 class DispatchDirective(Struct, frozen=True):
     """`dispatch begin` or `dispatch end`."""
 
-    place: SourceLine
+    loc: SourceLine
     begins: bool
 
 
 class PidMapDirective(Struct, frozen=True):
     """`pid_map AXIS=variable ...`."""
 
-    place: SourceLine
+    loc: SourceLine
     variables: tuple[tuple[str, str], ...]
 
 
 class AccessDirective(Struct, frozen=True):
     """`load TENSOR=parameter[DIM, ...]` or `store ...`."""
 
-    place: SourceLine
+    loc: SourceLine
     is_store: bool
     tensor: str
     parameter: str
@@ -239,7 +246,7 @@ class AccessDirective(Struct, frozen=True):
 class StreamDirective(Struct, frozen=True):
     """`stream AXIS`."""
 
-    place: SourceLine
+    loc: SourceLine
     axis: str
 
 
@@ -256,92 +263,92 @@ def is_directive(comment: str) -> bool:
 
 def parse_directive(comment: str, file: str, line: int) -> Directive:
     """Parse a directive. Raises DirectiveError."""
-    place = SourceLine(file, line, "".join(one if one.isprintable() else "?" for one in comment.strip()))
+    loc = SourceLine(file, line, "".join(one if one.isprintable() else "?" for one in comment.strip()))
     if len(comment) > LONGEST_DIRECTIVE:
         found = f"{len(comment)} characters"
-        raise place.error(found, f"Say it in at most {LONGEST_DIRECTIVE}")
+        raise loc.error(found, f"Say it in at most {LONGEST_DIRECTIVE}")
     match = _COMMENT.fullmatch(comment.strip())
     if match is None or not comment.isascii():
-        raise place.error("no directive has this form", f"Write `# {MARK}WORD ...`" + FORM)
+        raise loc.error("no directive has this form", f"Write `# {MARK}WORD ...`" + FORM)
     word, rest = match[1], (match[2] or "").strip()
     if word not in _PARSERS:
-        raise place.error(f"no directive is called {word!r}", f"Use one of {', '.join(_PARSERS)}")
-    return _PARSERS[word](place, rest)
+        raise loc.error(f"no directive is called {word!r}", f"Use one of {', '.join(_PARSERS)}")
+    return _PARSERS[word](loc, rest)
 
 
-def _axis(place: SourceLine, rest: str) -> AxisDirective:
+def _axis(loc: SourceLine, rest: str) -> AxisDirective:
     """Parse `NAME[=EXTENT] block=SIZE [streamed]`."""
     match = _AXIS.fullmatch(rest)
     if match is None:
-        raise place.error("cannot read it", "Write `axis NAME block=SIZE`" + FORM)
+        raise loc.error("cannot read it", "Write `axis NAME block=SIZE`" + FORM)
     if match[3] is None:
-        raise place.error("the tile size is missing", "Add `block=SIZE`, the elements of a tile along this axis")
-    name = _name(place, match[1])
+        raise loc.error("the tile size is missing", "Add `block=SIZE`, the elements of a tile along this axis")
+    name = _name(loc, match[1])
     return AxisDirective(
-        place, name, _expression(place, match[2] or name), _expression(place, match[3]), match[4] is not None
+        loc, name, _expression(loc, match[2] or name), _expression(loc, match[3]), match[4] is not None
     )
 
 
-def _tile_id(place: SourceLine, rest: str) -> TileIdDirective:
+def _tile_id(loc: SourceLine, rest: str) -> TileIdDirective:
     if rest not in ("", "persistent"):
-        raise place.error(f"{rest!r} says nothing", "Write `tile_id` or `tile_id persistent`")
-    return TileIdDirective(place, rest == "persistent")
+        raise loc.error(f"{rest!r} says nothing", "Write `tile_id` or `tile_id persistent`")
+    return TileIdDirective(loc, rest == "persistent")
 
 
-def _dispatch(place: SourceLine, rest: str) -> DispatchDirective:
+def _dispatch(loc: SourceLine, rest: str) -> DispatchDirective:
     if rest not in ("begin", "end"):
-        raise place.error(f"{rest!r} says nothing", "Write `dispatch begin` or `dispatch end`")
-    return DispatchDirective(place, rest == "begin")
+        raise loc.error(f"{rest!r} says nothing", "Write `dispatch begin` or `dispatch end`")
+    return DispatchDirective(loc, rest == "begin")
 
 
-def _pid_map(place: SourceLine, rest: str) -> PidMapDirective:
+def _pid_map(loc: SourceLine, rest: str) -> PidMapDirective:
     """Parse `AXIS=variable ...`."""
     pairs: list[tuple[str, str]] = []
     for word in rest.split():
         axis, equals, variable = word.partition("=")
         if not (equals and IDENTIFIER.fullmatch(axis)):
-            raise place.error(f"cannot read {word!r}", "Write `pid_map AXIS=variable`, without blanks around `=`")
+            raise loc.error(f"cannot read {word!r}", "Write `pid_map AXIS=variable`, without blanks around `=`")
         if not IDENTIFIER.fullmatch(variable):
             found = (
                 f"the block of {axis} is {variable!r}, which is no variable: it may not be affine in the tile's number"
             )
-            raise place.error(found, "Assign it to a variable of its own inside the dispatch region")
+            raise loc.error(found, "Assign it to a variable of its own inside the dispatch region")
         pairs.append((axis, variable))
     if not pairs or len({axis for axis, _ in pairs}) != len(pairs):
-        raise place.error("every axis should stand there once", "Write `pid_map AXIS=variable`")
+        raise loc.error("every axis should stand there once", "Write `pid_map AXIS=variable`")
     if len({variable for _, variable in pairs}) != len(pairs):
-        raise place.error("two axes have one variable", "Give the block of each axis a variable of its own")
-    return PidMapDirective(place, tuple(pairs))
+        raise loc.error("two axes have one variable", "Give the block of each axis a variable of its own")
+    return PidMapDirective(loc, tuple(pairs))
 
 
-def _access(place: SourceLine, rest: str, is_store: bool) -> AccessDirective:
+def _access(loc: SourceLine, rest: str, is_store: bool) -> AccessDirective:
     """Parse `TENSOR=parameter[DIM, ...]`."""
     match = _ACCESS.fullmatch(rest)
     if match is None:
-        raise place.error("cannot read it", "Write `TENSOR=parameter[DIM, DIM]`" + FORM)
-    dims = tuple(_expression(place, dim) for dim in _COMMA.split(match[3]))
-    return AccessDirective(place, is_store, _name(place, match[1]), match[2], dims)
+        raise loc.error("cannot read it", "Write `TENSOR=parameter[DIM, DIM]`" + FORM)
+    dims = tuple(_expression(loc, dim) for dim in _COMMA.split(match[3]))
+    return AccessDirective(loc, is_store, _name(loc, match[1]), match[2], dims)
 
 
-def _stream(place: SourceLine, rest: str) -> StreamDirective:
-    return StreamDirective(place, _name(place, rest))
+def _stream(loc: SourceLine, rest: str) -> StreamDirective:
+    return StreamDirective(loc, _name(loc, rest))
 
 
-def _name(place: SourceLine, name: str) -> str:
-    """Return the name of an axis or a tensor. Raises DirectiveError if it cannot be one."""
+def _name(loc: SourceLine, name: str) -> str:
+    """Return `name` if it can name an axis or a tensor. Raises DirectiveError if not."""
     if not IDENTIFIER.fullmatch(name) or len(name) > LONGEST_NAME or name.startswith(RESERVED):
         found = f"{name[:40]!r} is no name for an axis or a tensor"
-        raise place.error(found, f"Use up to {LONGEST_NAME} letters, digits and _, not beginning with {RESERVED}")
+        raise loc.error(found, f"Use up to {LONGEST_NAME} letters, digits and _, not beginning with {RESERVED}")
     return name
 
 
-def _expression(place: SourceLine, text: str) -> Polynomial:
+def _expression(loc: SourceLine, text: str) -> Polynomial:
     """Parse an integer expression. Raises DirectiveError."""
     try:
         return parse_expression(text)
     except ExpressionError as error:
         cure = "Use names, whole numbers, +, -, *, //, cdiv(a, b), tensor.shape[0], blocks(AXIS) and parentheses"
-        raise place.error(f"{text.strip()[:40]!r} is no integer expression: {error}", cure) from None
+        raise loc.error(f"{text.strip()[:40]!r} is no integer expression: {error}", cure) from None
 
 
 _PARSERS: dict[str, Callable[[SourceLine, str], Directive]] = {
@@ -349,7 +356,7 @@ _PARSERS: dict[str, Callable[[SourceLine, str], Directive]] = {
     "tile_id": _tile_id,
     "dispatch": _dispatch,
     "pid_map": _pid_map,
-    "load": lambda place, rest: _access(place, rest, is_store=False),
-    "store": lambda place, rest: _access(place, rest, is_store=True),
+    "load": lambda loc, rest: _access(loc, rest, is_store=False),
+    "store": lambda loc, rest: _access(loc, rest, is_store=True),
     "stream": _stream,
 }

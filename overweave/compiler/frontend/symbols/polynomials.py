@@ -61,7 +61,7 @@ class Polynomial(Struct, frozen=True):
         return frozenset(atom for atom in self.atoms if isinstance(atom, str))
 
     def value(self, bindings: Mapping[str, int]) -> int:
-        """Evaluate with a number for each name. Raises KeyError for a name without one, ZeroDivisionError."""
+        """Evaluate. bindings: name -> integer. Raises KeyError for a name without one, and ZeroDivisionError."""
         return sum(factor * prod(_atom_value(atom, bindings) for atom in atoms) for atoms, factor in self.terms)
 
     def substitute(self, by: Callable[[Atom], Polynomial | None]) -> Polynomial:
@@ -70,7 +70,7 @@ class Polynomial(Struct, frozen=True):
             return self
         total = ZERO
         for atoms, factor in self.terms:
-            term = number(factor)
+            term = const_poly(factor)
             for atom in atoms:
                 term = term * (by(atom) or _substitute_inside(atom, by))
             total = total + term
@@ -110,14 +110,14 @@ class LaneIndex(Struct, frozen=True):
 
 
 class LoopIndex(Struct, frozen=True):
-    """The iteration of a loop, 0 to `count` - 1. line: where the loop stands in the source."""
+    """The iteration of a loop, 0 to `count` - 1. line: of the loop in the source."""
 
     line: int
     count: Polynomial
 
 
 class OpaqueResult(Struct, frozen=True):
-    """The result of an operation: equal for equal inputs. tags: its origins that no address may have (`values.py`)."""
+    """The result of an operation that is no polynomial; equal for equal inputs. tags: see `values.py`."""
 
     operation: str
     inputs: tuple[Polynomial, ...] = ()
@@ -128,8 +128,8 @@ Atom = str | Quotient | BlockOf | LaneIndex | LoopIndex | OpaqueResult
 Monomial = tuple[Atom, ...]
 
 
-def number(value: int) -> Polynomial:
-    """Return a constant polynomial."""
+def const_poly(value: int) -> Polynomial:
+    """Return the polynomial of an integer constant."""
     return Polynomial((((), value),)) if value else ZERO
 
 
@@ -143,13 +143,13 @@ def floor_div(over: Polynomial, by: Polynomial) -> Polynomial:
     if by.constant == 1:
         return over
     if over.constant is not None and by.constant:
-        return number(over.constant // by.constant)
+        return const_poly(over.constant // by.constant)
     return atom_poly(Quotient(over, by))
 
 
 def ceil_div(over: Polynomial, by: Polynomial) -> Polynomial:
     """Return `cdiv(over, by)`: how many blocks of `by` cover `over`."""
-    return floor_div(over + by - number(1), by)
+    return floor_div(over + by - const_poly(1), by)
 
 
 def sum_terms(terms: Iterable[tuple[Monomial, int]]) -> Polynomial:
@@ -164,7 +164,10 @@ def sum_terms(terms: Iterable[tuple[Monomial, int]]) -> Polynomial:
 
 
 def divide(over: Polynomial, by: Polynomial) -> tuple[Polynomial, Polynomial]:
-    """Return (quotient, rest) with `quotient * by + rest == over`; the rest has the terms that `by` does not divide."""
+    """Return (quotient, rest) with `quotient * by + rest == over`; the first term of `by` divides no term of rest.
+
+    Raises TooLarge if the division does not end.
+    """
     if by.constant == 1:
         return over, ZERO
     lead, factor = by.terms[0]
@@ -191,8 +194,8 @@ def _remove_atoms(atoms: Monomial, removed: Monomial) -> Monomial | None:
 
 
 def lower_bound(poly: Polynomial, positive: frozenset[str]) -> int | None:
-    """Return a lower bound, or None. `positive` names are at least 1; atoms that are not names are at least 0."""
-    shifted = poly.substitute(lambda atom: atom_poly(atom) + number(1) if atom in positive else None)
+    """Return a lower bound, None if unknown. `positive` names are at least 1, atoms that are not names at least 0."""
+    shifted = poly.substitute(lambda atom: atom_poly(atom) + const_poly(1) if atom in positive else None)
     unknown = [atom for atoms, _ in shifted.terms for atom in atoms if isinstance(atom, str) and atom not in positive]
     if unknown or any(factor < 0 for atoms, factor in shifted.terms if atoms):
         return None
@@ -225,6 +228,7 @@ def _inner_polynomials(atom: Atom) -> tuple[Polynomial, ...]:
 
 
 def _substitute_inside(atom: Atom, by: Callable[[Atom], Polynomial | None]) -> Polynomial:
+    """Substitute in the polynomials that an atom is built from."""
     if isinstance(atom, Quotient):
         return floor_div(atom.over.substitute(by), atom.by.substitute(by))
     if isinstance(atom, LaneIndex):

@@ -1,6 +1,6 @@
 """The symbolic values of an author's kernel: polynomials, conditions, descriptors.
 
-A tag says from what a value is computed that no address may depend on, such as loaded data.
+A tag names an origin of a value that no address may depend on, such as loaded data.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Polynomial,
     Quotient,
     atom_poly,
-    number,
+    const_poly,
     tags_of,
 )
 
 LOADED, CONDITIONAL, LOOP_CARRIED, PROGRAM_ID, CALLER_CHOICE, UNSEEN_FUNCTION = (
-    "what is loaded",
+    "loaded data",
     "a condition",
-    "a variable that goes on from turn to turn",
-    "a program's number",
+    "a variable that is carried between iterations",
+    "a program id",
     "a choice that the caller makes",
     "a function that no file here shows",
 )
@@ -65,9 +65,10 @@ class Number(Struct, frozen=True):
 
 
 class Condition(Struct, frozen=True):
-    """A condition that implies `part > 0` for every part; equivalent to that if is_exact. tags: of what is left out.
+    """A condition that implies `part > 0` for every part; equivalent to that if is_exact.
 
-    Without parts it is True; `(ZERO,)` is False. negation: known of some conditions that are not exact themselves.
+    Without parts it is True; `(ZERO,)` is False. tags: origins of what the parts leave out. negation: the exact
+    negation, of some conditions that are not exact themselves.
     """
 
     parts: tuple[Polynomial, ...]
@@ -95,8 +96,8 @@ class Constant(Struct, frozen=True):
     value: Any
 
 
-class Several(Struct, frozen=True):
-    """A tuple."""
+class TupleValue(Struct, frozen=True):
+    """A tuple of values."""
 
     values: tuple[SymbolicValue, ...]
 
@@ -119,7 +120,7 @@ class Descriptor(Struct, frozen=True):
         return Number(address, len(self.block))
 
 
-SymbolicValue = Number | Condition | Constant | Several | Descriptor
+SymbolicValue = Number | Condition | Constant | TupleValue | Descriptor
 
 
 def opaque(of: str, *values: SymbolicValue, tags: frozenset[str] = frozenset()) -> Number:
@@ -137,12 +138,12 @@ def opaque(of: str, *values: SymbolicValue, tags: frozenset[str] = frozenset()) 
 
 
 def unknown(of: str) -> Number:
-    """Return a value that nothing tells, but that is the same in every tile, iteration and lane."""
+    """Return an unknown value that is the same in every tile, iteration and lane."""
     return Number(atom_poly(OpaqueResult(f"{of} {next(_next_id)}", (ZERO,))))
 
 
 def narrow_dtype(value: Number) -> str:
-    """Return the narrow dtype in which a number is kept; empty for one of 32 bits or more."""
+    """Return the dtype of a number that is cast to less than 32 bits; empty for any other."""
     atoms = {atom for monomial, _ in value.poly.terms for atom in monomial if not isinstance(atom, str)}
     casts = [atom.operation for atom in atoms if isinstance(atom, OpaqueResult) and atom.operation in NARROW]
     return max(casts, key=lambda dtype: CASTS[dtype][1]) if casts and len(casts) == len(atoms) else ""
@@ -166,7 +167,7 @@ def value_tags(value: SymbolicValue) -> frozenset[str]:
         return tags_of(value.poly)
     if isinstance(value, Condition):
         return value.all_tags
-    if isinstance(value, Several):
+    if isinstance(value, TupleValue):
         return frozenset[str]().union(*map(value_tags, value.values))
     if isinstance(value, Descriptor):
         return tags_of(value.pointer, *value.strides, *value.offsets, *value.shape)
@@ -200,7 +201,7 @@ def remainder(left: Number, right: Number) -> Number:
     rank = max(left.rank, right.rank)
     a, b = broadcast(left, rank), broadcast(right, rank)
     if a.constant is not None and b.constant:
-        return Number(number(a.constant % b.constant), rank)
+        return Number(const_poly(a.constant % b.constant), rank)
     return Number(ZERO if b.constant == 1 else a - b * atom_poly(Quotient(a, b)), rank)
 
 
@@ -209,13 +210,13 @@ def compare(left: Number, right: Number, sign: str) -> Condition:
     rank = max(left.rank, right.rank)
     a, b = broadcast(left, rank), broadcast(right, rank)
     if sign in ("<", "<="):
-        return _positive(b - a + number(int(sign == "<=")), rank)
+        return _positive(b - a + const_poly(int(sign == "<=")), rank)
     if sign in (">", ">="):
-        return _positive(a - b + number(int(sign == ">=")), rank)
+        return _positive(a - b + const_poly(int(sign == ">=")), rank)
     difference = (a - b).constant
     if difference is not None:
         return Condition(() if (difference == 0) == (sign == "==") else (ZERO,), rank)
-    equal = Condition((a - b + number(1), b - a + number(1)), rank)
+    equal = Condition((a - b + const_poly(1), b - a + const_poly(1)), rank)
     if sign == "==":
         return equal
     tags = tags_of(a, b) | ({CONDITIONAL} if varies(a - b) else set())
@@ -240,7 +241,7 @@ def logical_not(value: Condition) -> Condition:
     if value.negation is not None:
         return value.negation
     if value.is_exact and len(value.parts) == 1:
-        return Condition(() if value.truth is False else (number(1) - value.parts[0],), value.rank)
+        return Condition(() if value.truth is False else (const_poly(1) - value.parts[0],), value.rank)
     if value.truth is not None:
         return Condition((ZERO,) if value.truth else (), value.rank)
     return logical_or(value, value)  # unknown, with the same tags
@@ -287,7 +288,7 @@ def is_uniform(condition: Condition) -> bool:
 
 
 def merge_branches(left: SymbolicValue | None, right: SymbolicValue | None, by: Condition) -> SymbolicValue:
-    """Return the value of a variable behind an `if` whose branches set it to left and right. by: the condition."""
+    """Return the value of a variable after an `if` whose branches set it to left and right. by: the condition."""
     if left == right and left is not None:
         return left
     tags = frozenset({CALLER_CHOICE}) if is_uniform(by) else by.all_tags | {CONDITIONAL}

@@ -1,1 +1,1 @@
-"""The parts of a walk through a kernel: what it evaluates, its loops, the words of the language, its tree."""
+"""Symbolic interpretation of a kernel: its expressions, its loops, the functions of `tl`, its statements."""

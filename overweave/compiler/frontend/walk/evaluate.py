@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from overweave.compiler.frontend.symbols.directives import AccessDirective, StreamDirective
-from overweave.compiler.frontend.symbols.polynomials import ZERO, Polynomial, ceil_div, floor_div, number
+from overweave.compiler.frontend.symbols.polynomials import ZERO, Polynomial, ceil_div, const_poly, floor_div
 from overweave.compiler.frontend.symbols.values import (
     CONDITIONAL,
     LOADED,
@@ -17,8 +17,8 @@ from overweave.compiler.frontend.symbols.values import (
     Condition,
     Constant,
     Number,
-    Several,
     SymbolicValue,
+    TupleValue,
     arithmetic,
     as_condition,
     broadcast,
@@ -42,8 +42,8 @@ COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "
 Arguments = tuple[list[SymbolicValue], dict[str, SymbolicValue]]
 
 
-class Reader(Protocol):
-    """The walk around an expression, which knows names, functions and loops (see `follow.py`)."""
+class Walker(Protocol):
+    """The interpreter of the statements around an expression: it knows names, functions and loops (`follow.py`)."""
 
     def tl_name(self, call: ast.Call) -> str:
         """Return the function of `tl` that is called, or that a builtin stands for; empty for any other call."""
@@ -58,14 +58,14 @@ class Reader(Protocol):
         """True if a condition always holds, False if never, None if that depends."""
 
     def record_access(self, call: ast.Call, kind: str, address: SymbolicValue, arguments: Arguments) -> None:
-        """Record a load, store or atomic."""
+        """Record a load, store or atomic. kind: the name of its function."""
 
 
 class Expressions:
     """Evaluates expressions. variables: name -> value. One method a node type, `_binop` for ast.BinOp."""
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
+    def __init__(self, walker: Walker) -> None:
+        self.walker = walker
         self.variables: dict[str, SymbolicValue] = {}
 
     def value(self, node: ast.expr) -> SymbolicValue:
@@ -75,13 +75,13 @@ class Expressions:
         return rule(node) if rule else opaque(kind, *map(self.value, _child_expressions(node)))
 
     def _constant(self, node: ast.Constant) -> SymbolicValue:
-        return Number(number(int(node.value))) if isinstance(node.value, int) else Constant(node.value)
+        return Number(const_poly(int(node.value))) if isinstance(node.value, int) else Constant(node.value)
 
     def _name(self, node: ast.Name) -> SymbolicValue:
-        return self.variables[node.id] if node.id in self.variables else self.reader.global_value(node.id)
+        return self.variables[node.id] if node.id in self.variables else self.walker.global_value(node.id)
 
     def _tuple(self, node: ast.Tuple | ast.List) -> SymbolicValue:
-        return Several(tuple(self.value(element) for element in node.elts))
+        return TupleValue(tuple(self.value(element) for element in node.elts))
 
     _list = _tuple
 
@@ -105,29 +105,29 @@ class Expressions:
         return result
 
     def _compare(self, node: ast.Compare) -> SymbolicValue:
-        """Evaluate a comparison; in a call, one of numbers that are the same everywhere is decided."""
+        """Evaluate a comparison; with the arguments of a call, one that is equal in all tiles is decided."""
         result = Condition(())
         left = self.value(node.left)
         for sign, operand in zip(node.ops, node.comparators, strict=True):
             right = self.value(operand)
             result = logical_and(result, _compare_values(left, right, sign))
             left = right
-        truth = self.reader.truth(node, result) if is_uniform(result) else None
+        truth = self.walker.truth(node, result) if is_uniform(result) else None
         return result if truth is None else Condition(() if truth else (ZERO,), result.rank)
 
     def _ifexp(self, node: ast.IfExp) -> SymbolicValue:
         """Evaluate the branch that is taken, or merge both."""
         test = as_condition(self.value(node.test))
-        truth = self.reader.truth(node.test, test)
+        truth = self.walker.truth(node.test, test)
         if truth is not None:
             return self.value(node.body if truth else node.orelse)
         return merge_branches(self.value(node.body), self.value(node.orelse), test)
 
     def _attribute(self, node: ast.Attribute) -> SymbolicValue:
-        """Evaluate an attribute of a variable, or a name of another file; what is known of neither stays unknown."""
+        """Evaluate an attribute of a variable, or a dotted name of another file; any other is unknown or opaque."""
         name = dotted(node)
         if name and name.split(".")[0] not in self.variables:
-            return self.reader.global_value(name) if node.attr != "value" else self.value(node.value)
+            return self.walker.global_value(name) if node.attr != "value" else self.value(node.value)
         inner = self.value(node.value)
         if node.attr == "T":
             return transpose(inner)
@@ -136,10 +136,10 @@ class Expressions:
         return opaque(node.attr, inner)
 
     def _subscript(self, node: ast.Subscript) -> SymbolicValue:
-        """Evaluate an item of a tuple, or `x[:, None]`."""
+        """Evaluate an item of a tuple, or an expansion `x[:, None]`; any other subscript is opaque."""
         inner = self.value(node.value)
         index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if isinstance(inner, Several) and len(index) == 1:
+        if isinstance(inner, TupleValue) and len(index) == 1:
             index_value = self.value(index[0])
             if (
                 isinstance(index_value, Number)
@@ -155,11 +155,11 @@ class Expressions:
         return opaque("*", self.value(node.value))
 
     def _call(self, node: ast.Call) -> SymbolicValue:
-        """Evaluate a call of `tl` by TL_FUNCTIONS, of a helper by a walk into it; record loads and stores."""
+        """Evaluate a call of `tl` by TL_FUNCTIONS, of a helper by interpreting its body; record loads and stores."""
         arguments = list(self._positional(node)), {str(k.arg): self.value(k.value) for k in node.keywords}
-        word = self.reader.tl_name(node)
+        word = self.walker.tl_name(node)
         if not word:
-            result = self.reader.call_helper(node, arguments)
+            result = self.walker.call_helper(node, arguments)
             if result is not None:
                 return result
             if isinstance(node.func, ast.Attribute):
@@ -168,23 +168,23 @@ class Expressions:
         access = word.removesuffix("_tensor_descriptor")
         if access in ("load", "store") or word.startswith("atomic_"):
             first = [*arguments[0][:1], *(arguments[1][name] for name in ("pointer", "desc") if name in arguments[1])]
-            self.reader.record_access(node, access, first[0] if first else Constant(None), arguments)
+            self.walker.record_access(node, access, first[0] if first else Constant(None), arguments)
             return _loaded(word)
         rule = TL_FUNCTIONS.get(word)
         result = rule(*arguments) if rule else None
         return result or _opaque(word, arguments)
 
     def _positional(self, node: ast.Call) -> Iterator[SymbolicValue]:
-        """Yield the arguments of a call that have no keyword, those of a starred tuple one by one."""
+        """Yield the positional arguments of a call; a starred tuple is unpacked."""
         for arg in node.args:
             value = self.value(arg.value if isinstance(arg, ast.Starred) else arg)
-            yield from value.values if isinstance(arg, ast.Starred) and isinstance(value, Several) else (value,)
+            yield from value.values if isinstance(arg, ast.Starred) and isinstance(value, TupleValue) else (value,)
 
     def _method(self, node: ast.Call, function: ast.Attribute, arguments: Arguments) -> SymbolicValue:
-        """Evaluate a method as the function of `tl` with the value as first argument."""
+        """Evaluate `x.f(...)` as `tl.f(x, ...)`; record a load, store or atomic of a descriptor."""
         inner, name = self.value(function.value), function.attr
         if name in ("load", "store", "gather", "scatter") or name.startswith("atomic_"):
-            self.reader.record_access(node, name, inner, arguments)
+            self.walker.record_access(node, name, inner, arguments)
             return _loaded(name)
         rule = TL_FUNCTIONS.get(name)
         result = rule([inner, *arguments[0]], arguments[1]) if rule else None
@@ -192,7 +192,7 @@ class Expressions:
 
 
 def _loaded(word: str) -> SymbolicValue:
-    """Return what a load gives; an atomic's result counts the programs before this one, so it is a program id, too."""
+    """Return a loaded value. What an atomic returns depends on the order of programs: it is tagged as a program id."""
     return opaque("load", tags=frozenset({LOADED, PROGRAM_ID} if word.startswith("atomic_") else {LOADED}))
 
 
@@ -215,20 +215,21 @@ def binary_op(left: SymbolicValue, right: SymbolicValue, sign: ast.operator) -> 
 
 
 def _of_numbers(left: Number, right: Number, sign: ast.operator) -> Number:
+    """Return `left sign right` of Numbers; opaque if it is no polynomial, division or folded constant."""
     if sign_text := ARITHMETIC.get(type(sign)):
         return arithmetic(left, right, sign_text)
     rank = max(left.rank, right.rank)
     dividend, divisor = broadcast(left, rank), broadcast(right, rank)
     if isinstance(sign, ast.FloorDiv) and divisor.constant != 0:
-        return Number(ceil_div(dividend - divisor + number(1), divisor), rank)
+        return Number(ceil_div(dividend - divisor + const_poly(1), divisor), rank)
     if isinstance(sign, ast.Mod) and divisor.constant != 0:
         return remainder(left, right)
     if isinstance(sign, ast.LShift | ast.RShift) and divisor.constant is not None and 0 <= divisor.constant < 64:
-        power = number(1 << divisor.constant)
+        power = const_poly(1 << divisor.constant)
         return Number(dividend * power if isinstance(sign, ast.LShift) else floor_div(dividend, power), rank)
     sign_text = type(sign).__name__
     if dividend.constant is not None and divisor.constant is not None and sign_text in CONSTANT_FOLDS:
-        return Number(number(CONSTANT_FOLDS[sign_text](dividend.constant, divisor.constant)), rank)
+        return Number(const_poly(CONSTANT_FOLDS[sign_text](dividend.constant, divisor.constant)), rank)
     return opaque(type(sign).__name__, left, right)
 
 
@@ -263,11 +264,11 @@ def _opaque(operation: str, arguments: Arguments) -> SymbolicValue:
     return opaque(operation, *(value for value in values if not isinstance(value, Constant)))
 
 
-class Reached(Struct, frozen=True):
+class TracedAccess(Struct, frozen=True):
     """A load or store. address: a pointer or descriptor. arguments: of the call, positional and by keyword.
 
-    guard: the condition under which it runs. reordered_loops: what comes in another order around it: TILES, and the
-    streamed axis whose loop it stands in. line: in the kernel's file; of what calls it if it stands in another.
+    guard: the condition under which it runs. reordered_loops: the loops around it that a schedule reorders: TILES, and
+    the streamed axis of its loop. line: in the kernel's file; of the caller if it is in another file's function.
     """
 
     directive: AccessDirective | None
@@ -280,20 +281,20 @@ class Reached(Struct, frozen=True):
     is_in_helper: bool
 
 
-class Begun(Struct, frozen=True):
-    """The first index `low` of a streamed loop."""
+class StreamStart(Struct, frozen=True):
+    """Where a streamed loop begins. low: the first index of its range."""
 
     directive: StreamDirective
     low: Polynomial
 
 
-class Followed(Struct, frozen=True):
-    """All loads and stores of a tile, and where streamed loops begin. mismatches: first lines of the dispatch
+class AccessTrace(Struct, frozen=True):
+    """All loads and stores of a tile, and the starts of streamed loops. mismatches: first lines of the dispatch
     regions that compute other blocks than the first region does."""
 
-    accesses: tuple[Reached, ...]
+    accesses: tuple[TracedAccess, ...]
     mismatches: tuple[int, ...]
-    loop_starts: tuple[Begun, ...]
+    loop_starts: tuple[StreamStart, ...]
 
 
 def dotted(node: ast.expr) -> str:

@@ -1,7 +1,7 @@
 """Interprets an author's kernel symbolically for one tile: the addresses of its loads and stores, as polynomials.
 
 The kernel is never run. A loop body is walked twice: a probing walk finds induction variables and their steps, a second
-one records accesses, with the iteration as an atom. Calls of the author's functions are walked into. Behind a dispatch
+one records accesses, with the iteration as an atom. Calls of the author's functions are walked into. After a dispatch
 region, which turns the tile's number into blocks, the block variables are the atoms `BlockOf(axis)`.
 """
 
@@ -25,8 +25,8 @@ from overweave.compiler.frontend.symbols.polynomials import (
     TooLarge,
     atom_poly,
     ceil_div,
+    const_poly,
     lower_bound,
-    number,
     tags_of,
 )
 from overweave.compiler.frontend.symbols.values import (
@@ -38,8 +38,8 @@ from overweave.compiler.frontend.symbols.values import (
     Condition,
     Constant,
     Number,
-    Several,
     SymbolicValue,
+    TupleValue,
     as_condition,
     compare,
     logical_and,
@@ -50,11 +50,11 @@ from overweave.compiler.frontend.symbols.values import (
     varies,
 )
 from overweave.compiler.frontend.walk.evaluate import (
+    AccessTrace,
     Arguments,
-    Begun,
     Expressions,
-    Followed,
-    Reached,
+    StreamStart,
+    TracedAccess,
     binary_op,
     dotted,
 )
@@ -77,7 +77,7 @@ def directives_by_line(statements: Sequence[ast.stmt], directives: Sequence[Any]
     lines = sorted({statement.lineno for statement in statements})
     by_line: dict[int, list[Any]] = {}
     for directive in dict.fromkeys(directives):
-        line_below = next((line for line in lines if line > directive.place.line), None)
+        line_below = next((line for line in lines if line > directive.loc.line), None)
         if line_below is not None:
             by_line.setdefault(line_below, []).append(directive)
     return by_line
@@ -104,11 +104,11 @@ BUILTINS = {"min": "minimum", "max": "maximum", "range": "range", "int": "int"}
 STORES = ("store", "scatter")
 
 
-def follow(kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None = None) -> Followed:
-    """Return the loads and stores of a tile. arguments: those of a call that are not tensors; None before a call."""
+def trace_accesses(kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None = None) -> AccessTrace:
+    """Interpret a kernel for one tile. arguments: those of a call that are not tensors; None before a call."""
     walk = _Walk(kernel, arguments)
     walk.block(walk.function.body)
-    return Followed(tuple(walk.accesses), tuple(walk.mismatches), tuple(walk.loop_starts))
+    return AccessTrace(tuple(walk.accesses), tuple(walk.mismatches), tuple(walk.loop_starts))
 
 
 class _Walk:
@@ -129,9 +129,9 @@ class _Walk:
         self.expressions = Expressions(self)
         for name in kernel.source.parameters:
             self.expressions.variables[name] = self._argument(name, arguments or {})
-        self.accesses: list[Reached] = []
+        self.accesses: list[TracedAccess] = []
         self.mismatches: list[int] = []
-        self.loop_starts: list[Begun] = []
+        self.loop_starts: list[StreamStart] = []
         self.guard = Condition(())
         self.reordered_loops = frozenset({TILES})
         self.line = 0
@@ -150,7 +150,8 @@ class _Walk:
         self.directives: Sequence[Any] = ()
 
     def _argument(self, name: str, arguments: Mapping[str, Any]) -> SymbolicValue:
-        """Return a parameter's value. Numbers that directives name, and possible strides, stay names in a call, too."""
+        """Return a parameter's value: constants as such; integers that directives name, or that may be strides, stay
+        symbolic even if a call passes them."""
         kernel, value = self.kernel, arguments.get(name)
         default = kernel.source.default_of(name)
         if name not in arguments and self.is_call and default is not None:
@@ -159,7 +160,7 @@ class _Walk:
             return Number(atom_poly(name))
         if type(value) is int and name not in kernel.source.constants:
             return Number(atom_poly(name))
-        return Number(number(int(value))) if isinstance(value, int) else Constant(value)
+        return Number(const_poly(int(value))) if isinstance(value, int) else Constant(value)
 
     # statements
 
@@ -200,7 +201,7 @@ class _Walk:
             self.expressions.variables[name] = Number(atom_poly(BlockOf(axis)))
 
     def _statement(self, node: ast.stmt) -> bool:
-        """Walk a statement. Return whether it certainly returns. Too large values become opaque."""
+        """Walk a statement. Return whether it certainly returns. Values that are TooLarge become opaque."""
         if self.file is self.kernel.source.file:
             self.line = node.lineno
         before, self.directives = self.directives, self.access_directives.get(node.lineno, ())
@@ -238,7 +239,7 @@ class _Walk:
         if isinstance(target, ast.Name):
             self.expressions.variables[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
-            values = value.values if isinstance(value, Several) else ()
+            values = value.values if isinstance(value, TupleValue) else ()
             for at, element in enumerate(target.elts):
                 fits = len(values) == len(target.elts)
                 self._set(element, values[at] if fits else opaque(f"part {at}", value))
@@ -251,7 +252,7 @@ class _Walk:
         return True
 
     def _if(self, node: ast.If) -> bool:
-        """Walk the branch that is taken, or both: their variables are merged, and the guard holds inside."""
+        """Walk the branch that is taken; if unknown, walk both, each under its guard, and merge their variables."""
         test = as_condition(self.expressions.value(node.test))
         truth = self.truth(node.test, test)
         if truth is not None:
@@ -274,7 +275,7 @@ class _Walk:
         return then_returns and else_returns
 
     def truth(self, test: ast.expr, condition: Condition) -> bool | None:
-        """True if a condition always holds, with the numbers of the call; False if never, None if that depends."""
+        """Return whether a condition holds, given the integers of the call; None if that differs or is unknown."""
         if condition.truth is not None or not self.is_call or self.is_deciding:
             return condition.truth
         variables, directives = self.expressions.variables, self.directives
@@ -296,7 +297,7 @@ class _Walk:
     def _while(self, node: ast.While) -> None:
         """Walk a loop whose iteration count is unknown unless `_while_count` finds it."""
         test, before = as_condition(self.expressions.value(node.test)), self._values_before(node)
-        loop = Loop(node.lineno, atom_poly(OpaqueResult("turns", (), test.all_tags | {LOOP_CARRIED})))
+        loop = Loop(node.lineno, atom_poly(OpaqueResult("iterations", (), test.all_tags | {LOOP_CARRIED})))
         steps = self._steps_per_iteration(node, loop, before)
         counted = self._while_count(node, loop, steps, before)
         changed = frozenset[str]().union(
@@ -305,7 +306,7 @@ class _Walk:
         tags = test.all_tags | changed | {LOOP_CARRIED}
         loop = Loop(
             node.lineno,
-            atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags)),
+            atom_poly(OpaqueResult(f"the iterations of line {node.lineno}", (), tags)),
             test=replace(test, is_exact=False, tags=tags | {CONDITIONAL}),
         )
         self._walk_counted(node, loop if counted is None else Loop(node.lineno, counted, is_guard=True))
@@ -315,17 +316,17 @@ class _Walk:
     ) -> Polynomial | None:
         """Return the iteration count of a `while` whose test falls by a constant in every iteration; else None."""
         variables, self.probe_depth = dict(self.expressions.variables), self.probe_depth + 1
-        at_turn = {name: after_iterations(before[name], steps[name], loop, loop.iteration) for name in before}
-        self.expressions.variables |= at_turn
+        at_iteration = {name: after_iterations(before[name], steps[name], loop, loop.iteration) for name in before}
+        self.expressions.variables |= at_iteration
         test = as_condition(self.expressions.value(node.test))
         self.expressions.variables, self.probe_depth = variables, self.probe_depth - 1
-        (turn,) = loop.iteration.atoms - loop.count.atoms
+        (iteration,) = loop.iteration.atoms - loop.count.atoms
         if not test.is_exact or len(test.parts) != 1:
             return None
-        step = test.parts[0].coefficient(turn)
+        step = test.parts[0].coefficient(iteration)
         first = test.parts[0] - step * loop.iteration
         fall = lower_bound(ZERO - step, self.kernel.symbols | self.kernel.source.constants)
-        return ceil_div(first, ZERO - step) if (fall or 0) > 0 and turn not in first.atoms else None
+        return ceil_div(first, ZERO - step) if (fall or 0) > 0 and iteration not in first.atoms else None
 
     def _for(self, node: ast.For) -> None:
         self._walk_counted(node, self._range_loop(node))
@@ -341,7 +342,7 @@ class _Walk:
         return {name: variables[name] for name in assigned_in(node.body) if name in variables}
 
     def _walk_loop(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, SymbolicValue]) -> None:
-        """Walk a loop body once, for all iterations, and set the variables behind it."""
+        """Walk a loop body once, for all iterations, and set the variables to their values after the loop."""
         steps, guard = self._steps_per_iteration(node, loop, before), self.guard
         iteration_values = {name: after_iterations(before[name], steps[name], loop, loop.iteration) for name in before}
         self.expressions.variables |= iteration_values
@@ -356,7 +357,7 @@ class _Walk:
         for name in assigned_in(node.body):
             if name in before:
                 step = steps[name]
-                if loop.test is not None and isinstance(step, tuple) and step:  # it has fewer turns than are counted
+                if loop.test is not None and isinstance(step, tuple) and step:  # it may leave before `count`
                     step = tags_of(*step)
                 self.expressions.variables[name] = after_iterations(before[name], step, loop, loop.count)
             else:
@@ -393,21 +394,21 @@ class _Walk:
         values = list(map(self.expressions.value, _range_arguments(node.iter)))
         polys = [value.poly for value in values if isinstance(value, Number)]
         tags = frozenset[str]().union(*map(value_tags, values))
-        end = atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags | {LOOP_CARRIED}))
-        low, step = ZERO, number(1)
+        end = atom_poly(OpaqueResult(f"the iterations of line {node.lineno}", (), tags | {LOOP_CARRIED}))
+        low, step = ZERO, const_poly(1)
         if polys and len(polys) == len(values):
             low, high = (polys[0], polys[1]) if len(polys) > 1 else (ZERO, polys[0])
-            step = polys[2] if len(polys) > 2 else number(1)
+            step = polys[2] if len(polys) > 2 else const_poly(1)
             end = ceil_div(high - low, step)
         stream = self.streams.get(node.lineno)
         if stream and not self.call_depth:
-            loop_start = Begun(stream[0], low)
+            loop_start = StreamStart(stream[0], low)
             self.loop_starts += [loop_start] if not self.probe_depth and loop_start not in self.loop_starts else []
-            iteration = opaque("turn", tags=frozenset({LOOP_CARRIED})).poly
+            iteration = opaque("iteration", tags=frozenset({LOOP_CARRIED})).poly
             start = Number(atom_poly(BlockOf(stream[0].axis)))
             return Loop(node.lineno, end, variable=start, iteration=iteration, is_streamed=True)
         if node.lineno == self.tile_loop_line and not self.call_depth:
-            iteration = atom_poly(OpaqueResult("the tile's turn", (), frozenset({PROGRAM_ID})))
+            iteration = atom_poly(OpaqueResult("the tile's iteration", (), frozenset({PROGRAM_ID})))
             return Loop(
                 node.lineno, end, is_tile_loop=True, variable=Number(low + iteration * step), iteration=iteration
             )
@@ -418,12 +419,12 @@ class _Walk:
         test = compare(variable, Number(ends[1]), "<") if ends else None
         return Loop(node.lineno, end, variable=variable, is_guard=True, test=test)
 
-    # the Reader of evaluate.py
+    # methods of evaluate.py: Walker
 
     def global_value(self, name: str) -> SymbolicValue:
-        """Return a constant of the file; of a function what it may return; else an unknown value.
+        """Return a constant of the file, the result of a function that is passed as a value, else an unknown value.
 
-        A word of `tl`, such as `tl.float16`, is itself.
+        A name of `tl`, such as `tl.float16`, is a Constant of its last part.
         """
         if self.file.is_of_triton(name) and "." in name:
             return Constant(name.split(".")[-1])
@@ -433,7 +434,7 @@ class _Walk:
         node = self.file.constant(name)
         integer = None if node is None else number_of(node, self.file)
         if node is None or integer is not None:
-            return unknown(name) if integer is None else Number(number(integer))
+            return unknown(name) if integer is None else Number(const_poly(integer))
         value = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
         if isinstance(value, ast.Attribute) and self.file.is_of_triton(dotted(value)):
             return Constant(value.attr)
@@ -451,13 +452,13 @@ class _Walk:
         return language.tl_names.get(name, "") or python
 
     def call_helper(self, call: ast.Call, arguments: Arguments) -> SymbolicValue | None:
-        """Walk into a function whose source is known; opaque for any other, None for one of Triton or Python."""
+        """Interpret a function whose source is known; opaque for any other, None for one of Triton or Python."""
         name = dotted(call.func)
         resolved = self.file.function(name) if name else None
         values = (*arguments[0], *arguments[1].values())
         if resolved is None or self.call_depth > MAX_CALL_DEPTH:
             called = self.expressions.variables.get(name)
-            if isinstance(called, Number):  # a function that was passed on
+            if isinstance(called, Number):  # a function that the caller passed
                 return opaque(name, called, *values)
             is_method = "." in name and name.split(".")[0] in self.expressions.variables
             if not name or is_method or (called is None and self.file.is_of_triton(name)):
@@ -473,7 +474,7 @@ class _Walk:
         others = [one.arg for one in (*helper.args.kwonlyargs, helper.args.kwarg) if one]
         bound |= {one: opaque(one, *values) for one in (*positional, *others) if one not in bound}
         if helper.args.vararg:
-            bound[helper.args.vararg.arg] = Several(tuple(arguments[0][len(positional) :]))
+            bound[helper.args.vararg.arg] = TupleValue(tuple(arguments[0][len(positional) :]))
         self.expressions.variables, self.returns = bound, []
         self.call_depth += 1
         self.block(helper.body)
@@ -483,7 +484,7 @@ class _Walk:
         return _merged_return(returned)
 
     def record_access(self, call: ast.Call, kind: str, address: SymbolicValue, arguments: Arguments) -> None:
-        """Record a load, store or atomic, unless this walk only probes for steps."""
+        """Record a load, store or atomic, with its directive, unless this is a probing walk."""
         if self.probe_depth:
             return
         is_store = kind in STORES
@@ -493,7 +494,7 @@ class _Walk:
             if directive.is_store == is_store and not kind.startswith("atomic_")
         ]
         self.accesses.append(
-            Reached(
+            TracedAccess(
                 directives[0] if directives else None,
                 kind,
                 address,
@@ -532,9 +533,13 @@ def _merged_return(values: Sequence[tuple[SymbolicValue, Condition]]) -> Symboli
 
 
 def with_numbers(value: SymbolicValue, numbers: Mapping[str, int]) -> SymbolicValue:
-    """Replace names by the numbers of a call."""
+    """Replace names by the integers of a call."""
     if isinstance(value, Number):
         return Number(substitute_numbers(value.poly, numbers), value.rank)
     if isinstance(value, Condition):
         return replace(value, parts=tuple(substitute_numbers(part, numbers) for part in value.parts))
-    return Several(tuple(with_numbers(each, numbers) for each in value.values)) if isinstance(value, Several) else value
+    return (
+        TupleValue(tuple(with_numbers(each, numbers) for each in value.values))
+        if isinstance(value, TupleValue)
+        else value
+    )

@@ -1,4 +1,4 @@
-"""The loops that a kernel's walk meets: how many iterations they have, and what a variable is after them."""
+"""The loops of a symbolically interpreted kernel: iteration counts, and variables after some iterations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TILES = "tiles"
 class Loop:
     """A loop of `count` iterations. variable: its value in iteration `iteration`. is_tile_loop: the loop over tiles.
 
-    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis. test: what else holds in
+    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis. test: a further condition of its
     its body, of a `while` that cannot be counted, or where another end cuts it.
     """
 
@@ -69,7 +69,7 @@ def loop_marker(name: str, value: SymbolicValue) -> SymbolicValue:
 def step_per_iteration(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
     """Return by how much an iteration increases a variable (a tuple): () if not at all; its tags if not by a constant.
 
-    mark: its value before the iteration; after: behind it.
+    mark, after: its value before and after the iteration.
     """
     if mark == after:
         return ()

@@ -16,7 +16,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Polynomial,
     atom_poly,
     ceil_div,
-    number,
+    const_poly,
     tags_of,
 )
 from overweave.compiler.frontend.symbols.values import (
@@ -32,8 +32,8 @@ from overweave.compiler.frontend.symbols.values import (
     Constant,
     Descriptor,
     Number,
-    Several,
     SymbolicValue,
+    TupleValue,
     as_condition,
     broadcast,
     logical_and,
@@ -60,15 +60,15 @@ CONSTANT_FOLDS: dict[str, Callable[..., int]] = {  # operation -> its value on c
 
 
 def substitute_numbers(poly: Polynomial, numbers: Mapping[str, int]) -> Polynomial:
-    """Replace names by their numbers, and evaluate operations whose inputs are then all constant."""
+    """Replace names by integers, and fold operations whose inputs are then all constant."""
 
     def replacement(atom: Atom) -> Polynomial | None:
         if isinstance(atom, str):
-            return number(numbers[atom]) if atom in numbers else None
+            return const_poly(numbers[atom]) if atom in numbers else None
         if isinstance(atom, OpaqueResult) and atom.operation in CONSTANT_FOLDS and atom.inputs:
             inputs = [substitute_numbers(value, numbers).constant for value in atom.inputs]
             constants = [value for value in inputs if value is not None]
-            return number(CONSTANT_FOLDS[atom.operation](*constants)) if len(constants) == len(inputs) else None
+            return const_poly(CONSTANT_FOLDS[atom.operation](*constants)) if len(constants) == len(inputs) else None
         return None
 
     return poly.substitute(replacement)
@@ -123,7 +123,7 @@ def _where(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> 
 
 
 def _clamp(value: Number, bound: Any, tags: frozenset[str] = frozenset()) -> Number:
-    """Return the CLAMP of a value below a bound. tags: of what stands in its place elsewhere."""
+    """Return the CLAMP of a value below a bound. tags: of the value that replaces it above the bound."""
     inputs = (value.poly, bound)
     return Number(atom_poly(OpaqueResult(CLAMP, inputs, tags_of(*inputs) | tags)), value.rank)
 
@@ -134,7 +134,7 @@ def _minimum(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -
         left, right = args[0], args[1]
         for value, bound in ((left, right), (right, left)):
             if value.rank > bound.rank and bound.rank == 0:
-                return _clamp(value, bound.poly + number(1))
+                return _clamp(value, bound.poly + const_poly(1))
     return _min_or_max(MINIMUM, args)
 
 
@@ -149,14 +149,14 @@ def _min_or_max(word: str, args: list[SymbolicValue]) -> SymbolicValue | None:
         return Number(polys[0], rank)
     constants = [poly.constant for poly in polys if poly.constant is not None]
     if len(constants) == len(polys):
-        return Number(number(CONSTANT_FOLDS[word](*constants)), rank)
+        return Number(const_poly(CONSTANT_FOLDS[word](*constants)), rank)
     return Number(atom_poly(OpaqueResult(word, tuple(polys), tags_of(*polys))), rank)
 
 
 def _full(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     """Return `tl.full(shape, value, dtype)`."""
     fill = args[1] if len(args) > 1 else keywords.get("value")
-    rank = len(args[0].values) if args and isinstance(args[0], Several) else 1
+    rank = len(args[0].values) if args and isinstance(args[0], TupleValue) else 1
     dtype = args[2] if len(args) > 2 else keywords.get("dtype")
     return _cast_to(Number(fill.poly, rank), dtype) if isinstance(fill, Number) else None
 
@@ -170,7 +170,7 @@ def _cast(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> S
 
 
 def _cast_to(value: Number, dtype: SymbolicValue | None) -> Number:
-    """Return a number cast to a dtype; a dtype of addresses changes nothing."""
+    """Return a number cast to a dtype; a cast to int32 or int64 is left out, since addresses are computed in these."""
     dtype_name = dtype.value if isinstance(dtype, Constant) and isinstance(dtype.value, str) else ""
     is_wide = dtype_name in ADDRESS_DTYPES and not narrow_dtype(value)
     if dtype is None or is_wide or value.poly.constant == 0:
@@ -180,11 +180,11 @@ def _cast_to(value: Number, dtype: SymbolicValue | None) -> Number:
 
 
 def _zeros(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
-    return Number(ZERO, len(args[0].values) if args and isinstance(args[0], Several) else 1)
+    return Number(ZERO, len(args[0].values) if args and isinstance(args[0], TupleValue) else 1)
 
 
 def _broadcast_to(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
-    shape = args[1:] if len(args) > 2 else args[1].values if len(args) > 1 and isinstance(args[1], Several) else ()
+    shape = args[1:] if len(args) > 2 else args[1].values if len(args) > 1 and isinstance(args[1], TupleValue) else ()
     return Number(broadcast(args[0], len(shape)), len(shape)) if shape and isinstance(args[0], Number) else None
 
 
@@ -204,7 +204,7 @@ def _expand_dims(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue
 
 def _reshape(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     """Return `tl.reshape(x, shape)` of one dimension into one that is not 1."""
-    shape = args[1:] if len(args) > 2 else args[1].values if len(args) > 1 and isinstance(args[1], Several) else ()
+    shape = args[1:] if len(args) > 2 else args[1].values if len(args) > 1 and isinstance(args[1], TupleValue) else ()
     is_kept_dim = [not (isinstance(each, Number) and each.poly.constant == 1) for each in shape]
     if args and isinstance(args[0], Number | Condition) and args[0].rank == 1 and sum(is_kept_dim) == 1:
         return expand_axes(args[0], is_kept_dim)
@@ -212,7 +212,7 @@ def _reshape(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -
 
 
 def _inline_asm(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
-    """Return a program id for PTX that reads a register which tells programs apart; unseen where it is no literal."""
+    """Return an opaque value for PTX that reads `%ctaid` or its like, or that is no literal; None for any other."""
     text = args[0] if args else keywords.get("asm")
     is_text = isinstance(text, Constant) and isinstance(text.value, str)
     if is_text and not _PROGRAM_REGISTER.search(text.value):  # type: ignore[union-attr]
@@ -237,11 +237,11 @@ def _descriptor(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]
     by_name = dict(zip(names, args, strict=False)) | dict(keywords)
     block, strides = by_name.get("block_shape"), by_name.get("strides")
     base, offsets = by_name.get("base"), by_name.get("offsets")
-    if not (isinstance(base, Number) and isinstance(block, Several) and isinstance(strides, Several)):
+    if not (isinstance(base, Number) and isinstance(block, TupleValue) and isinstance(strides, TupleValue)):
         return None
-    offsets_or_zero = offsets.values if isinstance(offsets, Several) else tuple(Number(ZERO) for _ in block.values)
+    offsets_or_zero = offsets.values if isinstance(offsets, TupleValue) else tuple(Number(ZERO) for _ in block.values)
     shape = by_name.get("shape")
-    ends = shape.values if isinstance(shape, Several) else ()
+    ends = shape.values if isinstance(shape, TupleValue) else ()
     polys = [_polys(each) for each in (strides.values, block.values, offsets_or_zero, ends)]
     return Descriptor(base.poly, *map(tuple, polys)) if all(len(one) == len(polys[1]) for one in polys) else None
 
@@ -253,7 +253,7 @@ def _polys(values: tuple[SymbolicValue, ...]) -> list[Any]:
 def _advance(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     """Return `tl.advance(block_pointer, offsets)`."""
     offsets = args[1] if len(args) > 1 else keywords.get("offsets")
-    if args and isinstance(args[0], Descriptor) and isinstance(offsets, Several):
+    if args and isinstance(args[0], Descriptor) and isinstance(offsets, TupleValue):
         steps = _polys(offsets.values)
         new_offsets = tuple(old + step for old, step in zip(args[0].offsets, steps, strict=False))
         return replace(args[0], offsets=new_offsets)
