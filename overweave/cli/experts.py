@@ -12,7 +12,7 @@ from overweave.hardware.machine import Machine
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Schedule
 from overweave.ir.verify.plan import verify_schedule
-from overweave.schedules.records.experts import is_of_experts
+from overweave.schedules.records.experts import is_of_experts, operator_and_plan
 from overweave.sim.cost import AuthorTile
 from overweave.sim.realize import realize
 
@@ -34,6 +34,7 @@ def schedule_of_experts(name: str, options: dict[str, str], ranks: int) -> Sched
     """Return a schedule of a layer, small by default. Raises InputError."""
     from overweave.moe.schedules import schedule_for  # which imports torch
 
+    operator_and_plan(name)
     return schedule_for(name, _case(name, {"m": str(256 * ranks), "n": "512", "k": "128"} | options), ranks)
 
 
@@ -45,6 +46,7 @@ def plan_of_experts(
     from overweave.moe.predicted import LayerCosts
     from overweave.moe.schedules import schedule_for
 
+    operator_and_plan(name)
     ranks, machine = place
     if shape is None:
         raise InputError(

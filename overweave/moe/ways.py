@@ -13,6 +13,7 @@ from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
 from overweave.moe.cases import ExpertsCase, popularity
 from overweave.moe.dispatch import combine, dispatch
+from overweave.moe.fp8 import FP8, quantise_rows
 from overweave.moe.glu import Glu
 from overweave.moe.library_ways import LayerInput, gathered, gathered_and_scattered, link_alone, sent_and_returned
 from overweave.moe.overlapped import ExpertWeights
@@ -39,17 +40,21 @@ from overweave.tuner.space.shapes import DTYPES
 
 class LayerSetup:
     """The weights and inputs of one case on this rank, the same for every way. Experts are drawn by the shares of the
-    routing, and dealt over the ranks that hold them."""
+    routing, and dealt over the ranks that hold them. In fp8 weights are, with scales by rows, and tokens are quantised
+    when they are multiplied; what the library multiplies is bf16, as tokens are that travel."""
 
     def __init__(self, case: ExpertsCase, group: Group, place: tuple[torch.device, torch.dtype]) -> None:
         self.case, self.group, (self.device, self.dtype) = case, group, place
+        self.is_fp8 = self.dtype == FP8
+        self.dtype = torch.bfloat16 if self.is_fp8 else self.dtype
         ranks, routing = group.world_size, case.routing
         self.draw = torch.Generator(self.device).manual_seed(group.rank)
         own, is_whole = shard_rows(routing.experts, ranks, group.rank), case.parallel == "expert"
         experts = own[1] - own[0] if is_whole else routing.experts
         inner = case.intermediate if is_whole else case.intermediate // ranks
         up, down = self.drawn(experts, 2 * inner, case.hidden), self.drawn(experts, case.hidden, inner)
-        self.weights = ExpertWeights(up, down, glu=Glu(), first=own[0] if is_whole else None)
+        self.unquantised = ExpertWeights(up, down, glu=Glu(), first=own[0] if is_whole else None)
+        self.weights = _quantised(self.unquantised) if self.is_fp8 else self.unquantised
         self.inputs = [self._input(routing.tokens // ranks) for _ in range(MOST_INPUT_SETS)]
         self.gathered = [gathered(each, group) for each in self.inputs]
 
@@ -70,10 +75,10 @@ class LayerSetup:
         return self.inputs[sample % MOST_INPUT_SETS]
 
     def by_library(self, sample: int) -> torch.Tensor:
-        return gathered_and_scattered(self.given(sample), self.weights, self.group)
+        return gathered_and_scattered(self.given(sample), self.unquantised, self.group)
 
     def by_all_to_all(self, sample: int) -> torch.Tensor:
-        return sent_and_returned(self.given(sample), self.weights, self.case.routing.experts, self.group)
+        return sent_and_returned(self.given(sample), self.unquantised, self.case.routing.experts, self.group)
 
     def by_plan(self, sample: int, plan: str | None) -> torch.Tensor:
         return experts_mlp(*self.given(sample), self.weights, self.group.process_group, plan=plan)
@@ -85,17 +90,23 @@ class LayerSetup:
 
     def by_dispatch(self, sample: int) -> torch.Tensor:
         (x, ids, topk_weights), (up, down) = self.given(sample), self.weights[:2]
+        of_up, of_down = self.weights.up_scale, self.weights.down_scale
         sent = dispatch(x, ids, topk_weights, self.case.routing.experts, self.group.process_group)
         if not up.shape[0]:  # a rank without experts receives nothing
             return combine(sent.x, sent)
-        h, routed = experts_matmul(sent.x, sent.topk_ids, up, glu=self.weights.glu)
-        return combine(experts_sum(h, routed, sent.topk_weights, down), sent)
+        h, routed = experts_matmul(sent.x, sent.topk_ids, up, scale_w=of_up, glu=self.weights.glu)
+        return combine(experts_sum(h, routed, sent.topk_weights, down, scale_w=of_down), sent)
 
     def matmuls_alone(self, sample: int) -> torch.Tensor:
         return self.weights.sums(*self.gathered[sample % MOST_INPUT_SETS])
 
     def link_alone(self, sample: int) -> torch.Tensor:
         return link_alone(self.given(sample), self.group)
+
+
+def _quantised(weights: ExpertWeights) -> ExpertWeights:
+    (up, of_up), (down, of_down) = quantise_rows(weights.up), quantise_rows(weights.down)
+    return weights._replace(up=up, down=down, up_scale=of_up, down_scale=of_down)
 
 
 class LayerWay(NamedTuple):
@@ -113,12 +124,14 @@ ROOFS = (
     LayerWay(COMMUNICATION, "all-gather and reduce-scatter alone", LayerSetup.link_alone),
 )
 LIBRARY = LayerWay(SEQUENTIAL, "library: gather, torch's grouped matmul, scatter", LayerSetup.by_library)
+ALL_TO_ALL = LayerWay("all_to_all", "library: uneven all-to-alls", LayerSetup.by_all_to_all, reads_counts=True)
 
 
-def ways_of(case: ExpertsCase, plans: tuple[str, ...] = ()) -> tuple[LayerWay, ...]:
-    """Return the rows of a case. plans: in place of our choice, and of all plans."""
+def ways_of(case: ExpertsCase, plans: tuple[str, ...] = (), is_fp8: bool = False) -> tuple[LayerWay, ...]:
+    """Return the rows of a case. plans: in place of our choice, and of all plans; those of weights in fp8 are
+    sequential."""
     chosen = () if plans else (LayerWay(OURS, "overweave", partial(LayerSetup.by_plan, plan=None)),)
-    named = plans or tuple(PLANS)
+    named = plans or ((NOT_OVERLAPPED,) if is_fp8 else tuple(PLANS))
     ours = [
         LayerWay(f"{NAMED}{plan}", f"overweave: {plan}", partial(LayerSetup.by_plan, plan=plan), plan=plan)
         for plan in named
@@ -133,7 +146,7 @@ def ways_of(case: ExpertsCase, plans: tuple[str, ...] = ()) -> tuple[LayerWay, .
         ]
     else:
         more = [
-            LayerWay("all_to_all", "library: uneven all-to-alls", LayerSetup.by_all_to_all, reads_counts=True),
+            ALL_TO_ALL,
             LayerWay("dispatch", "overweave: dispatch", LayerSetup.by_dispatch, reads_counts=True, plan="dispatch"),
         ]
     return (*ROOFS, LIBRARY, *chosen, *ours, *more)
@@ -159,16 +172,19 @@ def layer_runs(
 def _rows_of(
     case: ExpertsCase, request: BenchRequest, group: Group, on_round: Callable[[float], None] | None
 ) -> CaseRows:
-    """Time all ways on one case; each result must agree with the library's. Each is a captured graph, if the backend is
-    NCCL and no host reads counts."""
+    """Time all ways on one case; each result must agree with the library's, of fp8 with the sequential plan's. Each is
+    a captured graph, if the backend is NCCL and no host reads counts."""
     device = rank_device(request.device)
     setup = LayerSetup(case, group, (device, getattr(torch, DTYPES[request.dtype])))
-    ways = ways_of(case, request.plans)
+    ways = ways_of(case, request.plans, setup.is_fp8)
     as_graphs = _is_captured(group, device)
-    trial = TimedTrial(setup, with_graph_warmup(request.effort, device), setup.by_library(0), as_graphs)
+    expected = setup.by_plan(0, NOT_OVERLAPPED) if setup.is_fp8 else setup.by_library(0)
+    trial = TimedTrial(setup, with_graph_warmup(request.effort, device), expected, as_graphs)
     calls = {way.name: partial(way.call, setup) for way in ways}
     eager = [way.name for way in ways if way.reads_counts]
-    samples = trial.times(calls, [way.name for way in ROOFS], on_round, eager)
+    # What the library multiplies in bf16 rounds as fp8 does not.
+    unchecked = [way.name for way in ways if way in (*ROOFS, *((LIBRARY, ALL_TO_ALL) if setup.is_fp8 else ()))]
+    samples = trial.times(calls, unchecked, on_round, eager)
     times = {name: median(values) for name, values in samples.device_us.items()}
     matmul_us, link_us = times[MATMUL], times[COMMUNICATION]
     roofs = Roofs(
