@@ -18,6 +18,8 @@ from overweave.sim.realize import realize
 
 if TYPE_CHECKING:
     from overweave.moe.cases import ExpertsCase
+    from overweave.tuner.model.choose import Choice
+    from overweave.tuner.space.target import Target
 
 SIZES = ("m", "n", "k")
 # What `-o` may say of a layer; m, n and k are its tokens, the columns between its matmuls, and its hidden size.
@@ -48,17 +50,33 @@ def plan_of_experts(
 
     operator_and_plan(name)
     ranks, machine = place
-    if shape is None:
-        raise InputError(
-            f"simulate {name}", "no shape", "Give --shape M,N,K: tokens, columns of an expert, hidden size"
-        )
-    if twice := [key for key in SIZES if key in options]:
-        raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
-    sizes = case_of(shape)
-    case = _case(name, {"m": str(sizes.m), "n": str(sizes.n), "k": str(sizes.k), **options})
+    case = _case_of_shape(f"simulate {name}", name, shape, options)
     schedule = schedule_for(name, case, ranks)
     verify_schedule(schedule).raise_if_refused()
     return realize(schedule, machine), LayerCosts(case, ranks, machine)
+
+
+def explained_choice(operator: str, shape: str, options: dict[str, str], place: tuple[int, Target]) -> Choice:
+    """Return which plan a layer of experts takes on ranks of a target. Raises InputError."""
+    from overweave.moe.explain import explain_layer
+
+    ranks, target = place
+    if twice := [key for key in SIZES if key in options]:
+        raise InputError(
+            f"explain {operator}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K"
+        )
+    sizes = case_of(shape)
+    case = _case(operator, {"m": str(sizes.m), "n": str(sizes.n), "k": str(sizes.k), **options})
+    return explain_layer(operator, case, ranks, target)
+
+
+def _case_of_shape(asked: str, name: str, shape: str | None, options: dict[str, str]) -> ExpertsCase:
+    if shape is None:
+        raise InputError(asked, "no shape", "Give --shape M,N,K: tokens, columns of an expert, hidden size")
+    if twice := [key for key in SIZES if key in options]:
+        raise InputError(asked, f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
+    sizes = case_of(shape)
+    return _case(name, {"m": str(sizes.m), "n": str(sizes.n), "k": str(sizes.k), **options})
 
 
 def _case(name: str, options: dict[str, str]) -> ExpertsCase:

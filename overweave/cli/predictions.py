@@ -20,7 +20,7 @@ from overweave.tuner.space.target import Target, target_named
 USUAL_RANKS = 4
 
 
-class Place(NamedTuple):
+class PredictedOn(NamedTuple):
     """Where calls are predicted: a machine, and how many of its GPUs."""
 
     target: Target
@@ -37,17 +37,17 @@ class Predictions(NamedTuple):
     lines: Iterable[str] = ()
 
 
-def place_of(asked: tuple[str, int], file: Path | None) -> Place:
+def place_of(asked: tuple[str, int], file: Path | None) -> PredictedOn:
     """Return where to predict. asked: a machine and the number of ranks; 0: four. file: to be written. Raises
     InputError for a machine without GPUs for so many ranks, and for a file that cannot be written."""
     name, ranks = asked[0], asked[1] or USUAL_RANKS
     target = target_named(name, ranks)
     if file is not None:
         check_file(file)
-    return Place(target, ranks)
+    return PredictedOn(target, ranks)
 
 
-def print_predictions(place: Place, predictions: Predictions, file: Path | None) -> None:
+def print_predictions(place: PredictedOn, predictions: Predictions, file: Path | None) -> None:
     """Print them, and write them to a file."""
     if file is not None:
         write_file(file, msgspec.json.format(msgspec.json.encode(tuple(predictions.found)), indent=1) + b"\n")

@@ -75,12 +75,9 @@ class FirstMatmul:
         if not self.out.numel() or not self.experts:
             return
         call = _call(own("tokens")[: sizes.m], self._w, tables.offsets, rows=tables.tokens, **self._beside)
-        if not self.out.is_cuda:
-            self.out.copy_(reference.multiply(call))
-            return
         columns = self._w.shape[2] * (2 if GATE in self._beside else 1)
         place = self.of.group.rank, sizes.experts_ahead(self.experts, columns)
-        load("gpu grouped arriving")(self.out, aligned(call), tables.bounds, place, channel)
+        multiply_arriving(self.out, call, tables.bounds, place, channel)
 
     @property
     def kernels(self) -> tuple[object, ...]:
@@ -291,6 +288,16 @@ def overlapped_in(
 def _call(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **beside: Any) -> Grouped:
     nothing = dict.fromkeys(Grouped._fields) | {"activation": "", "gating": (), "out_dtype": x.dtype}
     return Grouped(**nothing | {"x": x, "w": w, "offs": offsets[1:]} | beside)  # type: ignore[arg-type]
+
+
+def multiply_arriving(
+    out: torch.Tensor, call: Grouped, bounds: torch.Tensor, place: tuple[int, int], channel: Any
+) -> None:
+    """Compute `out` as rows arrive; on a CPU once all are there. The rest: runtime/gpu/experts.multiply_arriving."""
+    if out.is_cuda:
+        load("gpu grouped arriving")(out, aligned(call), bounds, place, channel)
+    else:
+        out.copy_(reference.multiply(call))
 
 
 def _multiply_into(out: torch.Tensor, call: Grouped) -> None:
@@ -528,12 +535,19 @@ def choose(name: str, plan: str | None, reason: str, is_quicker: bool) -> str:
 
 def pushing_is_quicker(place: GroupRank, device: torch.device, shard_bytes: int) -> bool:
     """Whether `push` is, of a call that nobody differentiates. shard_bytes: of a rank's tokens; alike on all ranks."""
-    return (
-        device.type == "cuda"
-        and place.world_size > 1
-        and shard_bytes >= LEAST_BYTES
-        and _reaches_peers(place.name, device.index)
-    )
+    slower = reason_not_quicker(place.world_size, device.type, shard_bytes)
+    return not slower and _reaches_peers(place.name, device.index)
+
+
+def reason_not_quicker(ranks: int, device: str, shard_bytes: int) -> str:
+    """Why `push` is not taken to be quicker on GPUs that reach each other; empty if it is."""
+    if device != "cuda":
+        return "there are no GPUs"
+    if ranks < 2:
+        return "one rank has no peers"
+    if shard_bytes < LEAST_BYTES:
+        return f"tokens of a rank are {shard_bytes} bytes, and push was quicker from {LEAST_BYTES} on (2 x H200)"
+    return ""
 
 
 def _reaches_peers(group_name: str, index: int) -> bool:

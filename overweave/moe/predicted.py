@@ -75,14 +75,20 @@ def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer
     costs, routing = LayerCosts(case, ranks, machine), case.routing
     moved = routing.tokens * case.hidden * BYTES
     link_us = _collectives_us(moved, ranks, machine)
-    schedules = {plan: schedule_for(f"{LAYER}.{plan}", case, ranks) for plan in PLANS}
-    plans = {
+    plans = predicted_plans(LAYER, case, ranks, machine)
+    alone_us = max(costs.layer_us(rank, 1.0) for rank in range(ranks))
+    return PredictedLayer(case, alone_us, link_us, _moved_us(moved, ranks, machine), plans, _choice(plans))
+
+
+def predicted_plans(operator: str, case: ExpertsCase, ranks: int, machine: Machine) -> dict[str, float]:
+    """Return the time of each plan of an operator of experts that the machine can run. Raises InputError."""
+    schedules = {plan: schedule_for(f"{operator}.{plan}", case, ranks) for plan in PLANS}
+    costs = LayerCosts(case, ranks, machine)
+    return {
         plan: total_us(realize(schedule, machine), machine, costs)
         for plan, schedule in schedules.items()
         if machine.peer_access or not addresses_peers(schedule)
     }
-    alone_us = max(costs.layer_us(rank, 1.0) for rank in range(ranks))
-    return PredictedLayer(case, alone_us, link_us, _moved_us(moved, ranks, machine), plans, _choice(plans))
 
 
 def _moved_us(moved: int, ranks: int, machine: Machine) -> float:

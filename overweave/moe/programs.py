@@ -144,11 +144,11 @@ def scatter_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str,
     return buffers, dict.fromkeys((*computed, "landed", "last"), signals)
 
 
-Compute = Callable[[int, OwnBuffer], object]  # of columns, by their number
+ColumnsStep = Callable[[int, OwnBuffer], object]  # of columns, by their number
 
 
 def write_scatter(
-    call: TileCall, sizes: Sizes, compute: Compute, add: Compute, paper: tuple[Part, Part] | None = None
+    call: TileCall, sizes: Sizes, compute: ColumnsStep, add: ColumnsStep, paper: tuple[Part, Part] | None = None
 ) -> None:
     """A call of the second matmul. compute: columns of all products, and the sums over experts of peers' tokens. add:
     columns of the own tokens' sums, with the landed parts of peers. paper: h, by pairs as in `write_gather`, and y."""
@@ -160,7 +160,7 @@ def write_scatter(
         _add_sums(call, sizes, (cut, partial(add, cut)), h, made)
 
 
-def _send_sums(call: TileCall, sizes: Sizes, compute: Compute, h: Part | None) -> None:
+def _send_sums(call: TileCall, sizes: Sizes, compute: ColumnsStep, h: Part | None) -> None:
     """Columns of what peers' tokens get from this rank, each to the owners while the next ones are computed."""
     rank, ranks, returns = call.rank, sizes.ranks, call.queue("returns")
     peers, last = [(rank + step) % ranks for step in range(1, ranks)], len(sizes.cuts) - 1
@@ -209,7 +209,7 @@ def total_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, T
 
 
 def write_total(
-    call: TileCall, sizes: Sizes, steps: tuple[Compute, Compute], y: RowsPlace, h: Part | None = None
+    call: TileCall, sizes: Sizes, steps: tuple[ColumnsStep, ColumnsStep], y: RowsPlace, h: Part | None = None
 ) -> None:
     """A call of the second matmul whose sums all ranks get: scattered, and gathered column by column. steps: compute
     and add, as of `write_scatter`. y: the sums of all tokens. h: on paper."""

@@ -48,7 +48,7 @@ from overweave.ops.dispatch.collectives import (
     replicated,
 )
 from overweave.ops.dispatch.route import GroupRank, place_of, refusing
-from overweave.schedules.records.experts import PUSH
+from overweave.schedules.records.experts import NOT_MEASURED, PUSH
 
 
 def all_gather_experts(
@@ -247,7 +247,7 @@ def experts_all_reduce(
         place = place_of(group)
         ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
         check_second(name, h, ids, topk_weights, (w, bias, scale_w))
-        chosen = choose(name, plan, _reason(h, w), is_quicker=False)  # which nobody has measured
+        chosen = choose(name, plan, _reason(h, w), name not in NOT_MEASURED)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights}))
         routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(ids, w.shape[0])
     weights = None if topk_weights is None else replicated(exchange, topk_weights.float())
