@@ -19,12 +19,13 @@ ROOMS = {
     "ir": ("hardware",),
     "sim": ("ir",),
     "schedules": ("sim",),
+    "lower": ("schedules",),
     "memory": ("ir", "hardware", "compat"),
     "lang": ("memory", "ir"),
     "kernels": ("lang",),
     "compiler": ("ir", "lang"),
     "runtime": ("compiler", "kernels", "schedules"),
-    "tuner": ("runtime", "sim", "schedules"),
+    "tuner": ("runtime", "sim", "schedules", "lower"),
     "ops": ("tuner",),
     "functional": ("ops",),
     "moe": ("ops",),
@@ -33,7 +34,7 @@ ROOMS = {
     "adapters": ("layers", "moe", "attention"),
     "parallel": ("adapters",),
     "block": ("adapters",),
-    "cli": ("block",),
+    "cli": ("block", "lower"),
 }
 # Beside the standard library. msgspec is the house's data format and numbers nobody's GPU: from `hardware` upwards.
 THIRD_PARTY = {
@@ -44,6 +45,7 @@ THIRD_PARTY = {
     "ir": ("msgspec",),
     "sim": ("msgspec",),
     "schedules": ("msgspec",),
+    "lower": ("msgspec",),
     "memory": ("msgspec", "torch", "triton", "cuda"),
     "lang": ("triton",),
     "kernels": ("msgspec", "torch", "triton"),
@@ -53,25 +55,26 @@ THIRD_PARTY = {
     "ops": ("msgspec", "torch"),
     "functional": ("torch",),
     "moe": ("msgspec", "torch"),
-    "attention": ("torch",),
+    "attention": ("msgspec", "torch"),
     "layers": ("torch",),
     "adapters": ("torch", "transformers", "megatron", "deepspeed", "torchtitan", "spmd_types", "vllm"),
     "parallel": ("torch",),
     "block": ("msgspec", "torch"),
     "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),
 }
-PAPER_SIDE = ("errors", "untrusted", "hardware", "ir", "sim", "schedules")
+PAPER_SIDE = ("errors", "untrusted", "hardware", "ir", "sim", "schedules", "lower")
 # Laziness for weight: the public names, names of Triton and of torch that only what uses them must have, the one
 # registry of the runtime that loads what runs a plan when a plan first asks for it, the command line, whose reading
-# commands start without torch unless they are asked for experts, and the page that `--html` asks for, whose package is
-# an extra; blocks that `bench` compiles, and graphs that `install` fuses, for which torch's compiler is imported.
+# commands start without torch unless they are asked for experts or attention, and the page that `--html` asks for,
+# whose package is an extra; blocks that `bench` compiles, and graphs that `install` fuses, for which torch's compiler
+# is imported.
 MAY_IMPORT_IN_FUNCTIONS = (
     "overweave",
     "overweave.compat.versions",
     "overweave.runtime.backends",
     "overweave.cli.main",
     "overweave.cli.commands.bench",
-    "overweave.cli.experts",
+    "overweave.cli.programs",
     "overweave.cli.output_file",
     "overweave.adapters.symm_mem.install",
 )

@@ -113,6 +113,7 @@ class Routes:
 
     def __init__(self, topology: Topology, gpus: int) -> None:
         self.curves = topology.hops(gpus)
+        self.peaks_gb_per_s = {hop: curve.peak_gb_per_s for hop, curve in self.curves.items()}
         self._neighbours: dict[Endpoint, list[Endpoint]] = {}  # place -> the places it has links to
         for one, other in self.curves:
             self._neighbours.setdefault(one, []).append(other)
@@ -127,7 +128,7 @@ class Routes:
 
     def alone_gb_per_s(self, source: int, target: int) -> float:
         """Return the peak of the slowest link of the route."""
-        return min(self.curves[hop].peak_gb_per_s for hop in self.between(source, target))
+        return min(self.peaks_gb_per_s[hop] for hop in self.between(source, target))
 
     def time_us(self, source: int, target: int, size_bytes: float) -> float:
         """Return the time of a transfer alone, as far as the links limit it."""
@@ -136,7 +137,7 @@ class Routes:
     def are_alike(self, gpus: int) -> bool:
         """Whether all pairs of GPUs are joined by as many links, equally fast."""
         routes = (self.between(one, other) for one, other in combinations(range(gpus), 2))
-        return len({tuple(self.curves[hop].peak_gb_per_s for hop in route) for route in routes}) <= 1
+        return len({tuple(self.peaks_gb_per_s[hop] for hop in route) for route in routes}) <= 1
 
     def _route(self, source: int, target: int) -> tuple[Hop, ...]:
         """Return the hops of `between`, followed back from the target."""

@@ -10,25 +10,20 @@ from collections.abc import Iterable
 from functools import cached_property
 from math import ceil, exp, sqrt
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.exchange import addresses_peers
 from overweave.ir.schedule import Apply
 from overweave.ir.shards import shard_rows
 from overweave.moe.cases import ExpertsCase, popularity
 from overweave.moe.schedules import EXPERTS_KERNEL, schedule_for
 from overweave.schedules.records.experts import PLANS, SEQUENTIAL
-from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
 from overweave.schedules.tiles.shape import KernelChoice
 from overweave.sim.cost import size, tile_us
-from overweave.sim.realize import realize
-from overweave.sim.simulate import total_us
-from overweave.tuner.measure.bench import Roofs, measure
+from overweave.tuner.measure.predicted_plans import Predicted, choice_of, plans_us
 
 LAYER = "experts_mlp"  # the operator that computes a whole layer
 BYTES = ITEMSIZE_BYTES["bfloat16"]
@@ -42,17 +37,10 @@ INDEXED, ROUTED_US = 1.15, 12.0
 DEVIATIONS = (-1.4, -0.67, -0.2, 0.2, 0.67, 1.4)
 
 
-class PredictedLayer(Struct, frozen=True):
-    """Predicted microseconds of a layer. alone_us: both matmuls and what is between, without communication. link_us:
-    the library's collectives alone. moved_us: all tokens and sums that a rank sends, by what moves them quickest.
-    plans: plan -> time, of those that the machine can run. choice: the plan that would be taken unmeasured."""
+class PredictedLayer(Predicted[ExpertsCase], frozen=True):
+    """And moved_us: all tokens and sums that a rank sends, by what moves them quickest."""
 
-    case: ExpertsCase
-    alone_us: float
-    link_us: float
-    moved_us: float
-    plans: dict[str, float]
-    choice: str
+    moved_us: float = 0.0
 
     @property
     def roof_us(self) -> float:
@@ -66,8 +54,7 @@ class PredictedLayer(Struct, frozen=True):
 
     def efficiency(self, time_us: float) -> float | None:
         """Return the part of the sequential plan's communication that is hidden in a layer of so many microseconds."""
-        roofs = Roofs(matmul_us=self.alone_us, communication_us=self.link_us, sequential_us=self.plans[SEQUENTIAL])
-        return measure(time_us, roofs).overlap_efficiency
+        return self.measures_of(time_us).overlap_efficiency
 
 
 def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer:
@@ -77,18 +64,14 @@ def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer
     link_us = _collectives_us(moved, ranks, machine)
     plans = predicted_plans(LAYER, case, ranks, machine)
     alone_us = max(costs.layer_us(rank, 1.0) for rank in range(ranks))
-    return PredictedLayer(case, alone_us, link_us, _moved_us(moved, ranks, machine), plans, _choice(plans))
+    choice = choice_of(plans, SEQUENTIAL)
+    return PredictedLayer(case, alone_us, link_us, plans, choice, _moved_us(moved, ranks, machine))
 
 
 def predicted_plans(operator: str, case: ExpertsCase, ranks: int, machine: Machine) -> dict[str, float]:
     """Return the time of each plan of an operator of experts that the machine can run. Raises InputError."""
-    schedules = {plan: schedule_for(f"{operator}.{plan}", case, ranks) for plan in PLANS}
     costs = LayerCosts(case, ranks, machine)
-    return {
-        plan: total_us(realize(schedule, machine), machine, costs)
-        for plan, schedule in schedules.items()
-        if machine.peer_access or not addresses_peers(schedule)
-    }
+    return plans_us(((plan, schedule_for(f"{operator}.{plan}", case, ranks), costs) for plan in PLANS), machine)
 
 
 def _moved_us(moved: int, ranks: int, machine: Machine) -> float:
@@ -117,13 +100,6 @@ def skew_costs(layers: Iterable[PredictedLayer], plan: str) -> dict[str, float]:
 
 def _evenly(case: ExpertsCase) -> ExpertsCase:
     return replace(case, routing=replace(case.routing, skew=0.0))
-
-
-def _choice(plans: dict[str, float]) -> str:
-    """The quickest plan, unless the sequential one is within the margin of what nobody measured."""
-    base_us, margin = plans[SEQUENTIAL], NOT_MEASURED.margin
-    quickest = min(plans, key=plans.__getitem__)
-    return quickest if plans[quickest] + margin.us + margin.share * base_us < base_us else SEQUENTIAL
 
 
 class LayerCosts:

@@ -94,9 +94,9 @@ class Ports:
         """Return the route of a copy between two ranks."""
         pair = source, target
         if pair not in self._paths:
-            hops, curves = self._routes.between(source, target), self._routes.curves
+            hops, peaks_gb_per_s = self._routes.between(source, target), self._routes.peaks_gb_per_s
             alone_gb_per_s = min(self._alone_gb_per_s, self._routes.alone_gb_per_s(source, target))
-            capacities = tuple((hop, curves[hop].peak_gb_per_s / alone_gb_per_s) for hop in hops)
+            capacities = tuple((hop, peaks_gb_per_s[hop] / alone_gb_per_s) for hop in hops)
             self._paths[pair] = _Path(((source, "out"), ("into", target), *hops), capacities)
         return self._paths[pair]
 
@@ -178,9 +178,12 @@ class Ports:
 LinkMove = tuple[int, int, Region]  # from which rank, to which, and what
 
 
-def links_bound_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
-    """Return the earliest end of the last byte on the busiest port or link, counted from the first move's begin."""
-    busiest_us, moving = busiest_link(plan, machine)
+def links_bound_us(busiest: tuple[float, set[str]], timeline: Timeline) -> float:
+    """Return the earliest end of the last byte on the busiest port or link, counted from the first move's begin.
+
+    busiest: of the plan, as `busiest_link` returns it.
+    """
+    busiest_us, moving = busiest
     if not moving:
         return 0.0
     return busiest_us + min(span.begin_us for span in timeline.spans if span.name in moving)
@@ -208,14 +211,9 @@ def busiest_link(plan: Plan, machine: Machine) -> tuple[float, set[str]]:
             busy_us[source, "out"] += kilobytes / rate if rate else 0.0
             busy_us["into", target] += kilobytes / rate if rate else 0.0
             for hop in routes.between(source, target):
-                busy_us[hop] += kilobytes / routes.curves[hop].peak_gb_per_s
+                busy_us[hop] += kilobytes / routes.peaks_gb_per_s[hop]
             moving.add(operation.name)
     return max(busy_us.values(), default=0.0), moving
-
-
-def bounded_total_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
-    """Return the end of the call: the later of the simulated end and the links' lower bound."""
-    return max(timeline.total_us, links_bound_us(plan, machine, timeline))
 
 
 def _link_moves(operation: Operation) -> list[LinkMove]:

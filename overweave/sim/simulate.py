@@ -7,6 +7,7 @@ what it then costs. Ranks enter the call together. Any Plan runs, whatever wrote
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
@@ -19,7 +20,7 @@ from overweave.ir.timeline.timeline import BEGIN, WAIT, SpanKind, Timeline, Time
 from overweave.sim.cost import AuthorTile, Costs, KernelCost, Segment, moves_between_ranks
 from overweave.sim.events import EventQueue, Gate, SignalCounters, SignalKey
 from overweave.sim.order import KernelLaunch, LaunchStep, kernel_launches, launch_steps, tile_counts, told_within
-from overweave.sim.ports import Ports, bounded_total_us
+from overweave.sim.ports import Ports, busiest_link, links_bound_us
 from overweave.sim.processor import Batch, Collectives, RunningKernel, StreamingMultiprocessors, TileRun
 
 
@@ -37,13 +38,17 @@ def simulate(
     return _timeline(_Run(plan, machine, with_tiles, author_tile_us), with_arrows=True)
 
 
-def total_us(plan: Plan, machine: Machine, author_tile_us: AuthorTile | None = None) -> float:
+def total_us(plan: Plan, machine: Machine, author_tile_us: AuthorTile | None = None, limit_us: float = inf) -> float:
     """Return the time of one call: until the slowest rank has ended, or the busiest link has passed its bytes.
 
-    Raises as `simulate`.
+    Infinite, without a simulation, if bytes alone keep a link busy for longer than `limit_us`. Raises as `simulate`.
     """
     _check_machine(plan, machine)
-    return bounded_total_us(plan, machine, _timeline(_Run(plan, machine, False, author_tile_us), with_arrows=False))
+    busiest = busiest_link(plan, machine)
+    if busiest[0] > limit_us:
+        return inf
+    timeline = _timeline(_Run(plan, machine, False, author_tile_us), with_arrows=False)
+    return max(timeline.total_us, links_bound_us(busiest, timeline))
 
 
 def _timeline(run: _Run, with_arrows: bool) -> Timeline:

@@ -65,7 +65,7 @@ def outcomes() -> list[bool | int]:
     return [is_right, int(void.reason), bool(void.x.isnan().all() and of_void.isnan().all())]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_kernels_are_what_torch_does(ranks: int):
     assert run_ranks(outcomes, ranks, timeout_s=100) == [[True, 4, True]] * ranks
 
@@ -80,12 +80,12 @@ def tried_spoiled(what: str) -> list[str]:
         return rows.add_launch(sizes._replace(shard=sizes.shard + 1), sent, *more)  # type: ignore[arg-type]
 
     with patch.object(sending, "load", lambda name: spoiled if name == f"rows {what}" else load(name)):
-        return moe_exactness.tried(PUSH, 2, 5)
+        return moe_exactness.tried(PUSH, 1, 5)
 
 
 def test_a_program_that_is_missing_is_noticed():
     with pytest.raises(Exception, match=PeerTimeout.__name__):
-        run_ranks(tried_spoiled, 2, "push", timeout_s=100, group_timeout_s=3)
+        run_ranks(tried_spoiled, 2, "push", timeout_s=100, group_timeout_s=1.5)
 
 
 def test_a_wrong_place_is_noticed():

@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from overweave.cli.experts import LAYER_OPTIONS, explained_choice, load_for
 from overweave.cli.limits import allowed_s, existing_files, limited
 from overweave.cli.plans import AFTER_HELP, SHAPE_HELP, case_of, options_of, report_rounding
+from overweave.cli.programs import explained_choice, load_for
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
 from overweave.ops.explain import device_of, target_for
-from overweave.schedules.records.experts import OPERATORS, is_of_experts
+from overweave.schedules.records.experts import EXPERTS
 from overweave.tuner.model.candidate_model import State
 from overweave.tuner.model.choose import Choice, explain_choice
 from overweave.tuner.model.heuristic import advise, applies_to
@@ -45,11 +45,11 @@ def explain(
     ] = None,
     norm: Annotated[bool, typer.Option("--norm", help="As --after residual+rms_norm")] = False,
     option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help=f"key=value of experts: {', '.join(LAYER_OPTIONS[3:])}")
+        list[str] | None, typer.Option("--option", "-o", help="key=value of experts: experts, topk, skew, parallel")
     ] = None,
 ) -> None:
     """Say which plan an operator would take for a shape, and why."""
-    if is_of_experts(operator):
+    if EXPERTS.has(operator):
         _explain_experts(operator, shape, option or (), (world, dtype, device, machine), norm or bool(after))
         return
     record = operator_of(operator, "explain")
@@ -83,7 +83,7 @@ def _explain_experts(
     """Say which plan a layer of experts takes. Raises InputError for what layers have not."""
     world, dtype, device, machine = place
     asked = f"explain {operator}"
-    if operator not in OPERATORS:
+    if operator not in EXPERTS.operators:
         plan = operator.partition(".")[2]
         raise InputError(
             asked[:60], f"{plan[:40]!r} is a plan" if plan else "a part of a name", "Name the operator alone"

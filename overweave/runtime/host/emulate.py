@@ -66,7 +66,7 @@ def run_event_loop(
             raise board.alarm(timeout_alarm())
 
 
-class Beside:
+class LaunchThreads:
     """The kernel launches of one call, each in a thread of its own."""
 
     def __init__(self) -> None:
@@ -178,11 +178,11 @@ class HostCall:
         self.workspace.board.finish()
 
     def has_progressed(self) -> bool:
-        """Return whether kernels that run beside this loop have progressed since the last call."""
+        """Return whether kernels in other threads have progressed since the last call."""
         return False
 
     def abort(self) -> None:
-        """Stop what runs beside this loop: the call has failed."""
+        """Stop kernels in other threads: the call has failed."""
 
     def prepare(self) -> None:
         """Prepare the slot before the first step."""
@@ -383,15 +383,15 @@ class CallMemory:
                 return self.view(region)
             if region not in seen:
                 seen[region] = torch.empty(region.shape, dtype=self.whole(region.buffer, region.rank).dtype)
-                for part, place in self._pieces(region, seen[region]):
-                    part.copy_(place)
+                for part, view_in_memory in self._pieces(region, seen[region]):
+                    part.copy_(view_in_memory)
             return seen[region]
 
         def store() -> None:
             for region in operation.writes:
                 if region in seen:
-                    for part, place in self._pieces(region, seen[region]):
-                        place.copy_(part)
+                    for part, view_in_memory in self._pieces(region, seen[region]):
+                        view_in_memory.copy_(part)
 
         return matrix, store
 

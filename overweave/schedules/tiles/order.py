@@ -131,6 +131,7 @@ def tile_count(schedule: Schedule, realization: Realization) -> int:
 
 
 def _context(schedule: Schedule, rank: int) -> _Context:
+    """Return the lookups for the tables of a rank."""
     starts = accumulate((pad.size for pad in schedule.pads), initial=0)
     notified_by: dict[tuple[str, int], set[str | None]] = {}
     for operation in schedule.operations:
@@ -218,6 +219,7 @@ def _shared_fields(kind: int, position: int, signals: _Signals) -> TileRow:
 
 
 def _fields_of_product(compute: Compute, position: int, signals: _Signals, context: _Context) -> TileRow:
+    """Return a row with the fields that all tiles of a Compute share. Raises ScheduleError for unsupported stores."""
     weight = context.weights.index(compute.b.buffer)
     into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
     to = store_target(compute, context.world_size) if compute.out else 0
@@ -290,10 +292,10 @@ def _copy_rows(move: Put | Copy, position: int, signals: _Signals, context: _Con
     if not move.sources:
         yield TileRow(COPY, 0, 0, 0, WORKSPACE, 0, *wait, signal, position, *also)
     for source, target in zip(move.sources, move.destinations, strict=True):
-        place = OWN_SHARD if context.homes[source.buffer] == "input" else WORKSPACE
+        source_kind = OWN_SHARD if context.homes[source.buffer] == "input" else WORKSPACE
         offset = source.rows[0] - target.rows[0]
         for lo, hi in tile_parts(target.rows, move.instances):
-            yield TileRow(COPY, lo, hi, target.cols[0], place, lo + offset, *wait, signal, position, *also)
+            yield TileRow(COPY, lo, hi, target.cols[0], source_kind, lo + offset, *wait, signal, position, *also)
 
 
 def _rows(shared: TileRow, out: Region, source_row: int, blocks: _Blocks) -> list[TileRow]:
@@ -301,7 +303,7 @@ def _rows(shared: TileRow, out: Region, source_row: int, blocks: _Blocks) -> lis
 
     A table has up to a million rows, which differ in five of 27 fields: so tuples are made without lookups of names.
     """
-    kind, place, narrow = shared.kind, shared.source, blocks.matmul
+    kind, source_kind, narrow = shared.kind, shared.source, blocks.matmul
     last_col = out.cols[1] - (out.cols[1] - out.cols[0] - 1) % blocks.block_n - 1
     last_width = narrow_width(out.cols[1] - last_col, narrow) if narrow else 0
     hi, offset = out.rows[1], source_row - out.rows[0]
@@ -310,7 +312,7 @@ def _rows(shared: TileRow, out: Region, source_row: int, blocks: _Blocks) -> lis
     tiles = swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m)
     new = tuple.__new__
     return [
-        new(TileRow, (kind, row, ends[row], col, place, row + offset, *(last if col == last_col else whole)))
+        new(TileRow, (kind, row, ends[row], col, source_kind, row + offset, *(last if col == last_col else whole)))
         for row, col in tiles
     ]
 

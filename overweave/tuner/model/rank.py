@@ -22,7 +22,6 @@ from overweave.schedules.records.outside import OUTSIDE
 from overweave.schedules.tiles.shape import reduction_shape
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.order import tiles_of
-from overweave.sim.ports import busiest_link
 from overweave.sim.simulate import total_us
 from overweave.tuner.model.candidate_model import Model, Weighed
 from overweave.tuner.space.space import (
@@ -101,7 +100,8 @@ def predict_us(
         sum_us = machine.collective_us(OUTSIDE[candidate.plan].curve, problem.world_size, size_bytes)
         return matmul_us + sum_us - machine.latency.call.us
     plan = build(candidate.schedule(problem.operator), problem, full_options(problem, target, candidate))
-    return None if busiest_link(plan, machine)[0] > limit_us else total_us(plan, machine)
+    us = total_us(plan, machine, limit_us=limit_us)
+    return None if us == inf else us
 
 
 def clear_predictions() -> None:

@@ -1,0 +1,56 @@
+"""Placements that an operator of the catalog serves: its plan, whose tiles run beside what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from overweave.errors import InputError, ScheduleError
+from overweave.hardware.machine import names
+from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.plan import Plan
+from overweave.ir.problem import Problem
+from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.lower import methods as _synthesized  # noqa: F401 - registers them
+from overweave.lower.layouts import Mesh, Placements
+from overweave.lower.work import Matmul, machine_of
+from overweave.lower.writer import Path
+from overweave.schedules.catalog.catalog import build
+
+# Placements of x, w and y along one mesh dimension -> the operator, and its method for each path.
+SERVED: dict[tuple[str, str, str], tuple[str, Mapping[str, str]]] = {
+    ("S0", "S1", "S1"): (
+        all_gather_matmul.OPERATOR.name,
+        {"direct": "sequential", "template": "push", "synth": "synth"},
+    ),
+    ("S1", "S0", "S0"): (
+        matmul_reduce_scatter.OPERATOR.name,
+        {"direct": "sequential", "template": "scatter", "synth": "synth"},
+    ),
+    ("S1", "S0", "R"): (matmul_all_reduce.OPERATOR.name, {"direct": "sequential", "template": "two_shot"}),
+}
+
+
+def fused_plan(
+    op: Matmul, mesh: Mesh, path: Path, placed: Mapping[str, Placements]
+) -> tuple[Plan, tuple[str, str]] | None:
+    """Return the plan of an operator, with its name and what `plan=` takes; None where none serves the placements, the
+    sizes or the machine."""
+    if len(mesh.shape) > 1 or op.slices != (1, 1):
+        return None
+    operator, methods = SERVED.get((placed["x"][0], placed["w"][0], placed["y"][0]), ("", {}))
+    links = machine_of(mesh).name if path == "synth" else ""
+    if path not in methods or (links and links not in names()):
+        return None
+    whole = {"n": op.n, "k": op.k}
+    split = "n" if operator == all_gather_matmul.OPERATOR.name else "k"
+    if whole[split] % mesh.ranks:
+        return None
+    whole[split] //= mesh.ranks
+    problem = Problem(operator=operator, m=op.m, n=whole["n"], k=whole["k"], world_size=mesh.ranks, dtype=op.dtype)
+    options = {"links": links} if links else {}
+    try:
+        plan = build(f"{operator}.{methods[path]}", problem, options)
+        verify_plan(plan, MachineLimits()).raise_if_refused()
+    except (InputError, ScheduleError):  # rows that its kernel does not load
+        return None
+    return plan, (operator, " ".join([methods[path], *(f"{name}={value}" for name, value in options.items())]))

@@ -1,0 +1,103 @@
+"""Loop nests as Mercury and others write them, by name: the mesh, and the words."""
+
+from __future__ import annotations
+
+from overweave.lower.nest import Word, buffer, loop, parallelize, shard, shift
+
+Written = tuple[tuple[int, ...], tuple[Word, ...]]
+
+
+def matmuls(one: int, other: int = 2) -> dict[str, Written]:
+    """Nests of a matmul on so many ranks, or on `[one, other]`."""
+    rows = (parallelize("m", 0), shard("x", m=0), shard("y", m=0))
+    grid = (parallelize("m", 0), parallelize("n", 1), shard("y", m=0, n=1))
+    square = (other, other)
+    return {
+        "gather": ((one,), (parallelize("n", 0), shard("x", m=0), shard("w", n=0), shard("y", n=0), buffer("x"))),
+        "ring": (
+            (one,),
+            (
+                parallelize("n", 0),
+                shard("x", m=0),
+                shard("w", n=0),
+                shard("y", n=0),
+                loop("m", one),
+                shift("m", 0),
+                buffer("x"),
+            ),
+        ),
+        "ring_back": (
+            (one,),
+            (
+                parallelize("n", 0),
+                shard("x", m=0),
+                shard("w", n=0),
+                shard("y", n=0),
+                loop("m", one),
+                shift("m", 0, -1),
+                buffer("x"),
+            ),
+        ),
+        "pulled": (
+            (one,),
+            (parallelize("n", 0), shard("x", m=0), shard("w", n=0), shard("y", n=0), loop("m", one), shift("m", 0)),
+        ),
+        "weight_ring": ((one,), (*rows, shard("w", k=0), loop("k", one), shift("k", 0), buffer("w"))),
+        "weight_pulled": ((one,), (*rows, shard("w", n=0), loop("n", one))),
+        "reduced": ((one,), (parallelize("k", 0), shard("x", k=0), shard("w", k=0), shard("y", m=0))),
+        "summed": ((one,), (parallelize("k", 0), shard("x", k=0), shard("w", k=0))),
+        "cannon": (
+            square,
+            (
+                *grid,
+                shard("x", m=0, k=1),
+                shard("w", k=0, n=1),
+                loop("k", other),
+                shift("k", (0, 1)),
+                buffer("x"),
+                buffer("w"),
+            ),
+        ),
+        "two_level_gather": (
+            (one, other),
+            (
+                parallelize("n", 0),
+                parallelize("n", 1),
+                shard("x", m=(0, 1)),
+                shard("w", n=(0, 1)),
+                shard("y", n=(0, 1)),
+                buffer("x"),
+            ),
+        ),
+        "double_ring": (
+            (one, other),
+            (
+                *(
+                    parallelize("n", 0),
+                    parallelize("n", 1),
+                    shard("x", m=(0, 1)),
+                    shard("w", n=(0, 1)),
+                    shard("y", n=(0, 1)),
+                ),
+                *(loop("m", one), shift("m", 0), loop("m", other), shift("m", 1), buffer("x")),
+            ),
+        ),
+        "summa": ((one, other), (*grid, shard("x", m=0, k=1), shard("w", k=0, n=1), loop("k", other))),
+    }
+
+
+def attentions(one: int, other: int = 2) -> dict[str, Written]:
+    """Nests of attention."""
+    own = (shard("q", q=0), shard("k", kv=0), shard("v", kv=0), shard("o", q=0))
+    both = (shard("q", q=(0, 1)), shard("k", kv=(0, 1)), shard("v", kv=(0, 1)), shard("o", q=(0, 1)))
+    kept = (buffer("k"), buffer("v"))
+    queries = (parallelize("q", 0), parallelize("q", 1))
+    return {
+        "ring_attention": ((one,), (parallelize("q", 0), *own, loop("kv", one), shift("kv", 0), *kept)),
+        "gathered_keys": ((one,), (parallelize("q", 0), *own, *kept)),
+        "double_ring_attention": (
+            (one, other),
+            (*queries, *both, loop("kv", one), shift("kv", 0), loop("kv", other), shift("kv", 1), *kept),
+        ),
+        "heads": ((one,), (parallelize("h", 0), *(shard(name, h=0) for name in "qkvo"), loop("kv", 2))),
+    }
