@@ -42,7 +42,7 @@ slow: .venv/stamp        ## the slow tier alone
 	$(PYTEST) -n 2 --dist worksteal -m "slow and not gpu and not nightly"
 
 # The long runs whose short versions `make test` has.
-NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "moe_exactness" "attention_exactness" "wave_partitions" "verify_mutations --per-class 1000" \
+NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "moe_exactness" "attention_exactness" "attention_overlap" "wave_partitions" "verify_mutations --per-class 1000" \
   "lock --ptx" "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" \
   "heuristic_cases --seed 7" "ficco_tables" "graph_fuzz --count 500" "choice_by_machine" \
   "lint_authored" "versions"

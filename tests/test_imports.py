@@ -53,7 +53,7 @@ THIRD_PARTY = {
     "ops": ("msgspec", "torch"),
     "functional": ("torch",),
     "moe": ("msgspec", "torch"),
-    "attention": ("torch",),
+    "attention": ("msgspec", "torch"),
     "layers": ("torch",),
     "adapters": ("torch", "transformers", "megatron", "deepspeed", "torchtitan", "spmd_types", "vllm"),
     "parallel": ("torch",),
@@ -63,15 +63,16 @@ THIRD_PARTY = {
 PAPER_SIDE = ("errors", "untrusted", "hardware", "ir", "sim", "schedules")
 # Laziness for weight: the public names, names of Triton and of torch that only what uses them must have, the one
 # registry of the runtime that loads what runs a plan when a plan first asks for it, the command line, whose reading
-# commands start without torch unless they are asked for experts, and the page that `--html` asks for, whose package is
-# an extra; blocks that `bench` compiles, and graphs that `install` fuses, for which torch's compiler is imported.
+# commands start without torch unless they are asked for experts or attention, and the page that `--html` asks for,
+# whose package is an extra; blocks that `bench` compiles, and graphs that `install` fuses, for which torch's compiler
+# is imported.
 MAY_IMPORT_IN_FUNCTIONS = (
     "overweave",
     "overweave.compat.versions",
     "overweave.runtime.backends",
     "overweave.cli.main",
     "overweave.cli.commands.bench",
-    "overweave.cli.experts",
+    "overweave.cli.programs",
     "overweave.cli.output_file",
     "overweave.adapters.symm_mem.install",
 )

@@ -26,11 +26,10 @@ from torch.nn import functional
 
 from campaigns.gpu_ranks import Check, arguments, run_campaign
 from overweave.attention import context_parallel_attention, plain
-from overweave.attention.checks import HEADS, PLANS
 from overweave.attention.plain import Seen
-from overweave.attention.plans import SEQUENTIAL
 from overweave.attention.sequence import CONTIGUOUS, ZIGZAG, Sequence
 from overweave.runtime.host.processes import run_ranks
+from overweave.schedules.records.attention import DOUBLE_RING, HEADS, PLANS, SEQUENTIAL
 
 WORLDS = (2, 3, 4, 8)
 MOST_OFF, MOST_OFF_ON_GPUS, LATE_S = 1.05, 1.25, 0.02
@@ -161,7 +160,7 @@ def measured(plan: str, device: str, case: AttentionCase) -> Off:
     compared = len(found) if device == "cpu" else 1  # flash and cuDNN add gradients of q in any order
     pairs = list(zip((*FOUND, "lse"), found, again, strict=True))[:compared]
     wrong += [f"{name} has other bits" for name, one, other in pairs if not torch.equal(one, other)]
-    if plan not in (SEQUENTIAL, HEADS) and not torch.equal(found[0], by_ranks(case, SEQUENTIAL, own)[0]):
+    if plan not in (SEQUENTIAL, DOUBLE_RING, HEADS) and not torch.equal(found[0], by_ranks(case, SEQUENTIAL, own)[0]):
         wrong.append("other bits than sequential")
     ours, torchs = (
         [

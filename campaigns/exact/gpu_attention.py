@@ -24,8 +24,8 @@ from campaigns.exact.attention_exactness import AttentionCase, by_ranks, exact_o
 from campaigns.exact.trials import LATE_S, Tensors, Trial, absent_rank, long_run
 from campaigns.gpu_ranks import Check, arguments, join, leave, run_campaign, sharers
 from campaigns.rates import attention_times
-from overweave.attention.checks import PLANS
 from overweave.attention.sequence import Sequence
+from overweave.schedules.records.attention import PLANS
 
 DEADLINE_S, CYCLES = 8.0, 2e9  # cycles: a second of a GPU
 TOKENS, NEAR, NEAR_GRADIENTS = 1024, 0.03, 0.15  # near: absolute, of results and gradients of about 1 in bf16

@@ -19,7 +19,7 @@ from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
-from overweave.kernels.arguments import AfterSums
+from overweave.kernels.arguments import SumEpilogueArgs
 from overweave.kernels.epilogue import epilogue_code, operands_of, rows_code
 from overweave.kernels.quantise import quantise_rows_kernel
 from overweave.runtime.kernel_calls.call import KernelCall
@@ -88,7 +88,7 @@ def reduction_case(
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     out = torch.empty(16, dtype=getattr(torch, dtype))
     after, code = (
-        AfterSums(inputs=operands_of(epilogue, dict.fromkeys(epilogue.inputs, out))),
+        SumEpilogueArgs(inputs=operands_of(epilogue, dict.fromkeys(epilogue.inputs, out))),
         epilogue_code(epilogue),
     )
     sums = ReductionCall(ADDRESSES, (operands, told - 1, told), out, SOME, after, 0, sum_first, code)
@@ -104,7 +104,7 @@ def _sums_case(call: KernelCall, label: str) -> Case:
 def rows_case(operands: int, config: ReduceConfig, how: Applied) -> Case:
     """The ordered reduction of numbers in bf16 that ends with a registered form of whole rows."""
     made = [torch.empty(16, dtype=getattr(torch, each.dtype)) for each in how.form.makes]
-    after = AfterSums(None, (OUT,) * len(how.inputs) or None, OUT, *made[1:])
+    after = SumEpilogueArgs(None, (OUT,) * len(how.inputs) or None, OUT, *made[1:])
     sums = ReductionCall(ADDRESSES, (operands, 0, 1), made[0], SOME, after, rows_code(how))
     label = f"bfloat16 {operands} operands {config.block_m}x{config.block_n} {how}"
     return _sums_case(reduction_call(config, tiles_of(False), sums), label)
@@ -115,7 +115,7 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
     first: the operand that is read first, of those that lie at peers.
     """
     out = torch.empty(16, dtype=getattr(torch, dtype))
-    after = AfterSums(out if has_residual else None, (out,), out)
+    after = SumEpilogueArgs(out if has_residual else None, (out,), out)
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
     label += f" from {first} on" * (first > 0)
     call = reduction_call(
@@ -128,13 +128,13 @@ def mapped_cases() -> Iterator[Case]:
     """What moves sums out of permuted blocks: as they are, finished, and normed; of tiles of every width."""
     for block_n in BLOCK_COLS:
         for config, epilogue in ((SUMS[0], NO_EPILOGUE), (SUMS_FINISHED, FINISHED)):
-            after = AfterSums(inputs=operands_of(epilogue, dict.fromkeys(epilogue.inputs, OUT)))
+            after = SumEpilogueArgs(inputs=operands_of(epilogue, dict.fromkeys(epilogue.inputs, OUT)))
             sums = ReductionCall(ADDRESSES, (1, 0, 1), OUT, SOME, after, 0, False, epilogue_code(epilogue))
             sums = sums._replace(cells=PLACES, cell=(128, block_n))
             yield _mapped(config, sums, str(epilogue))
         for cols in NORMED_COLS:
             config = row_shape(1 << 20, cols, 132)
-            after = AfterSums(OUT, (OUT,), OUT)
+            after = SumEpilogueArgs(OUT, (OUT,), OUT)
             sums = ReductionCall(ADDRESSES, (1, 0, 1), OUT, SOME, after, NORM, False, 0, PLACES, (128, block_n))
             yield _mapped(config, sums, "norm")
 

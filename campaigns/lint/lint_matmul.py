@@ -110,7 +110,7 @@ def operands_of(tile: Tile) -> Operands:
         a_workspace=a,
         weights=((b, out),) * tile.weights,
         b_is_transposed=tile.variant.is_transposed,
-        beside={name: scales if name in (SCALE_X, SCALE_W) else out for name in epilogue.inputs} | {GATE: b},
+        epilogue_inputs={name: scales if name in (SCALE_X, SCALE_W) else out for name in epilogue.inputs} | {GATE: b},
         scale_x=scales if epilogue.scaling == "rows" else None,
         scale_gathered=scales if epilogue.scaling == "rows" else None,
         epilogue=epilogue,
@@ -125,26 +125,26 @@ def operands_of(tile: Tile) -> Operands:
 def _expert_rows(tile: Tile, a: torch.Tensor, scales: torch.Tensor) -> ExpertRows:
     places, size = torch.empty(ROWS, dtype=torch.int32), a.shape[1]
     return ExpertRows(
-        step=size,
+        rows_per_expert=size,
         source=a if tile.experts.gathers else None,
-        stride=size,
-        twice_source_rows=2 * ROWS,
-        rows=places if tile.experts.gathers else None,
-        into=places if tile.experts.scatters else None,
-        twice_out_rows=2 * ROWS,
-        weights=scales if tile.experts.weighs else None,
+        source_stride=size,
+        source_rows_x2=2 * ROWS,
+        row_index=places if tile.experts.gathers else None,
+        out_index=places if tile.experts.scatters else None,
+        out_rows_x2=2 * ROWS,
+        row_scales=scales if tile.experts.weighs else None,
     )
 
 
 def _promises(tile: Tile) -> dict[str, Any]:
     """Tensor cores are promised where the dtype has them."""
     is_hopper, peers = tile.config.kernel == "hopper", tile.stored.peers
-    stores = [*_names("products.out", tile.weights), *(["products.total"] if tile.addends else [])]
+    stores = [*_names("outputs.out", tile.weights), *(["outputs.total"] if tile.addends else [])]
     if is_hopper:
         stores += [*_names("out", tile.weights), *(["total_tiles"] if tile.addends else [])]
         stores += [f"tiles_{index}" for index in range(1, peers + 1)]
         stores += [f"sums_{index}" for index in range(1, peers + 1) if tile.stored.spreads]
-    told = Guard("*peers.places" if peers else "protocol.signals", tuple(stores), optional=True)
+    told = Guard("*peers.table" if peers else "protocol.signals", tuple(stores), optional=True)
     guarded = [Guard("protocol.signals", ("a_workspace",) if tile.variant.two_sources else ("a_shard",), optional=True)]
     if tile.addends:  # one more wait, with its alarm's look
         names = "addend_tiles" if is_hopper and tile.addends == 1 else "*addends"

@@ -41,30 +41,30 @@ def rows_cases() -> Iterator[Case]:
 
 def channels(ranks: int, rank: Any) -> dict[str, Any]:
     """Counts are told by one program, rows by all."""
-    tiles = {"counted": Tiles(ranks, 1, 1, 1, ranks), "arrived": Tiles(ranks * PROGRAMS, 1, 1, 1, ranks)}
+    tiles = {"counts_channel": Tiles(ranks, 1, 1, 1, ranks), "rows_channel": Tiles(ranks * PROGRAMS, 1, 1, 1, ranks)}
     return {name: channel_kind(TileChannel(each), rank) for name, each in tiles.items()}
 
 
 def push_case(ranks: int, rank: Any, is_way_back: bool = False) -> Case:
     """It waits for nothing: peers have a place for all that it may send."""
     known: dict[str, Any] = channels(ranks, rank)
-    known |= {"counts": tensor_kind(ranks + 1, kind="*i32"), "landed": tensor_kind(SIZES.words, kind="*i32")}
-    known["landed_beside"] = tensor_kind(SIZES.beside, kind="*i32")
+    known |= {"counts": tensor_kind(ranks + 1, kind="*i32"), "staging": tensor_kind(SIZES.words, kind="*i32")}
+    known["meta_staging"] = tensor_kind(SIZES.beside, kind="*i32")
     known["source"] = SentRows("*i32", "*i32", "*i32", "*i32")
     absent: dict[str, Any] = {}
     if is_way_back:
-        absent = dict.fromkeys(("counted", "counts", "landed_beside", "own_counts"))
+        absent = dict.fromkeys(("counts_channel", "counts", "meta_staging", "own_counts"))
         known["source"] = SentRows("*i32", None, None, "*i32")
     known = {name: kind for name, kind in known.items() if name not in absent}
     numbers = {"bounds": BOUNDS} | ({} if is_way_back else {"own_counts": "*i32"})
-    announced: tuple[Guard, ...] = (Guard("*arrived.peers", ("*landed.addresses",)),)
+    announced: tuple[Guard, ...] = (Guard("*rows_channel.peers", ("*staging.addresses",)),)
     if not is_way_back:
-        announced += (Guard("*counted.peers", ("*counts.addresses",), optional=True),)
+        announced += (Guard("*counts_channel.peers", ("*counts.addresses",), optional=True),)
     contract = Contract(releases=1 if is_way_back else ranks, unrolls=(ranks - 1,), announced=announced)
     return _case(
         push_rows_kernel,
         known | numbers,
-        absent | {"sizes": replace(ALONE, tells=False) if is_way_back else SIZES},
+        absent | {"sizes": replace(ALONE, pushes_counts=False) if is_way_back else SIZES},
         ranks,
         contract,
     )
@@ -73,32 +73,32 @@ def push_case(ranks: int, rank: Any, is_way_back: bool = False) -> Case:
 def land_case(ranks: int, rank: Any, has_beside: bool = True) -> Case:
     """It waits for all counts, then for the rows of each peer."""
     known: dict[str, Any] = channels(ranks, rank)
-    known |= {"counts": tensor_kind(ranks + 1, kind="*i32"), "landed": tensor_kind(SIZES.words, kind="*i32")}
+    known |= {"counts": tensor_kind(ranks + 1, kind="*i32"), "staging": tensor_kind(SIZES.words, kind="*i32")}
     known["source"] = SentRows("*i32", "*i32" if has_beside else None, "*i32", "*i32")
     known |= dict.fromkeys(("own_counts", "out", "received"), "*i32") | {"bounds": BOUNDS}
-    beside = {"landed_beside": tensor_kind(SIZES.beside, kind="*i32"), "out_beside": "*i32"}
+    beside = {"meta_staging": tensor_kind(SIZES.beside, kind="*i32"), "meta_out": "*i32"}
     absent: dict[str, Any] = (
         {"sizes": replace(SIZES, step_rows=4)}
         if has_beside
         else {"sizes": replace(ALONE, step_rows=4), **dict.fromkeys(beside)}
     )
     guarded = (
-        Guard("counted.signals", ("counts.own",), optional=True),
-        Guard("arrived.signals", ("landed.own",), optional=True),
+        Guard("counts_channel.signals", ("counts.own",), optional=True),
+        Guard("rows_channel.signals", ("staging.own",), optional=True),
     )
     contract = Contract(
-        waits=2, looks=2, unrolls=(ranks - 1, ranks), guarded=guarded, alarm=alarm_of("counted", "arrived")
+        waits=2, looks=2, unrolls=(ranks - 1, ranks), guarded=guarded, alarm=alarm_of("counts_channel", "rows_channel")
     )
     return _case(land_rows_kernel, known | (beside if has_beside else {}), absent, ranks, contract)
 
 
 def add_case(ranks: int, rank: Any) -> Case:
     """It waits for the parts of all peers."""
-    known: dict[str, Any] = {"arrived": channels(ranks, rank)["arrived"]}
-    known |= {"landed": tensor_kind(SIZES.words, kind="*i32"), "parts": "*bf16", "places": "*i32", "received": "*i32"}
+    known: dict[str, Any] = {"rows_channel": channels(ranks, rank)["rows_channel"]}
+    known |= {"staging": tensor_kind(SIZES.words, kind="*i32"), "parts": "*bf16", "places": "*i32", "received": "*i32"}
     known |= {"y": "*bf16", "tokens": "i32", "bounds": BOUNDS}
-    guarded = (Guard("arrived.signals", ("landed.own",), optional=True),)
-    contract = Contract(waits=1, looks=1, unrolls=(ranks - 1,), guarded=guarded, alarm=alarm_of("arrived"))
+    guarded = (Guard("rows_channel.signals", ("staging.own",), optional=True),)
+    contract = Contract(waits=1, looks=1, unrolls=(ranks - 1,), guarded=guarded, alarm=alarm_of("rows_channel"))
     constants = {"WIDTH": 2 * SIZES.words, "BLOCK": 1024}
     return _case(add_rows_kernel, known, constants, ranks, contract)
 
@@ -107,7 +107,7 @@ def beside_cases() -> Iterator[Case]:
     """What stands beside tokens, which waits for nobody: with scales of rows in fp8, and without."""
     ids, floats = torch.zeros(16, dtype=torch.int32), torch.zeros(16)
     for top, scales in ((8, 56), (6, 0)):
-        form = travelling.BesideForm(top, 8, scales, 64 if scales else 1, 2 * top + scales + (4 if scales else 0))
+        form = travelling.MetadataShape(top, 8, scales, 64 if scales else 1, 2 * top + scales + (4 if scales else 0))
         of_scales, label = floats if scales else None, f"top {top}, {scales} scales"
         arguments: list[Any] = [ids.long(), floats.bfloat16(), of_scales, ids, ids, SOME, 256, 32, 8, *form, 64]
         yield case_of(KernelCall(choose_ranks_kernel, arguments, {}, 1), label)

@@ -10,7 +10,19 @@ from msgspec.structs import replace
 
 from campaigns.oracle.changes import Changed, of_one, picked_from, put_in_place
 from campaigns.oracle.random.endings import adds
-from overweave.ir.schedule import Collective, Compute, Copy, Get, Operation, Put, Reduce, ReducePut, Region, Schedule
+from overweave.ir.schedule import (
+    Collective,
+    Compute,
+    Copy,
+    Get,
+    Operation,
+    Put,
+    Reduce,
+    ReducePut,
+    Region,
+    Retire,
+    Schedule,
+)
 
 MOVES = (Put, Get, Copy, ReducePut)
 
@@ -39,6 +51,26 @@ def duplicate_chunk(rng: Random, schedule: Schedule, move: Any) -> Changed:
     """The chunk moves twice, and signals once or twice."""
     again = replace(move, name=f"{move.name}.again", notifies=move.notifies if rng.random() < 0.3 else ())
     return move, again
+
+
+@of_one(lambda one: isinstance(one, Retire))
+def misdirect_retire(rng: Random, schedule: Schedule, retire: Any) -> Changed:
+    """It ends other rows, fewer, those of another rank, or nothing: it still waits and signals."""
+    (region,) = retire.regions
+    lo, hi = region.rows
+    others = (
+        _shifted(rng, schedule, region),
+        replace(region, rows=(lo, max(lo, hi - 1))),
+        replace(region, rank=rng.randrange(schedule.world_size)),
+    )
+    return replace(retire, regions=rng.choice((*((other,) for other in others), ())))
+
+
+@of_one(lambda one: isinstance(one, Retire))
+def duplicate_retire(rng: Random, schedule: Schedule, retire: Any) -> Changed:
+    """A life ends twice, or a second time where its end is told."""
+    again = replace(retire, name=f"{retire.name}.again", waits=())
+    return replace(retire, notifies=() if rng.random() < 0.5 else retire.notifies), again
 
 
 def _shifted(rng: Random, schedule: Schedule, region: Region) -> Region:

@@ -26,6 +26,7 @@ from overweave.ir.schedule import (
     Reduce,
     ReducePut,
     Region,
+    Retire,
     Schedule,
 )
 
@@ -291,7 +292,7 @@ class Memory:
                 raise Malformed(f"{operation.name} reads what it writes")
             return reads, writes
         reads, writes = 0, 0
-        for region in operation.writes:
+        for region in (*operation.writes, *(operation.regions if isinstance(operation, Retire) else ())):
             elements = self.elements(region)
             if writes & elements:
                 raise Malformed(f"{operation.name} writes {region} twice")
@@ -311,6 +312,8 @@ class Memory:
         if isinstance(operation, Reduce):
             total = self._sum([self.load(one, memory) for one in operation.operands])
             return self._patch(operation.out, self._ended(operation, operation.out, total))
+        if isinstance(operation, Retire):
+            return Patch([(at, NOTHING) for one in operation.regions for row in self.grid(one) for at in row], None)
         if isinstance(operation, Clear):
             return _merged([self._patch(one, self._zeros(one)) for one in operation.destinations])
         assert isinstance(operation, Put | Get | Copy | ReducePut)

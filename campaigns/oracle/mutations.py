@@ -31,6 +31,8 @@ _SINGLE: tuple[Mutation, ...] = (
     broken_data.duplicate_chunk,
     broken_data.misdirect_chunk,
     broken_data.misdirect_store,
+    broken_data.misdirect_retire,
+    broken_data.duplicate_retire,
     broken_data.drop_tile,
     broken_data.duplicate_tile,
     broken_data.misdirect_tile,

@@ -1,7 +1,7 @@
 """How long does attention take that GPUs split? `python -m campaigns.gpu_attention --times`, and `--alone`.
 
---times: causal, bf16, heads of Attn-1, Attn-2 and Llama-3-70B; each plan over zigzag rows, NCCL's gather with torch's
-attention over contiguous ones, and torch's `context_parallel` by both its rotations. `ideal` is torch's quickest
+--times: causal, bf16, heads of Attn-1, Attn-2 and Llama-3-70B, zigzag rows: each plan, NCCL's gather with torch's
+attention, and torch's `context_parallel` by both its rotations. `ideal` is torch's quickest
 attention of the whole sequence on one GPU, over W. Methods are interleaved; the median of the slowest rank, in us,
 forward and forward with backward, and what of a GPU each reaches: ideal / time.
 
@@ -14,26 +14,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.experimental._attention import set_rotate_method
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from overweave.attention import context_parallel_attention, zigzag_order
-from overweave.attention.checks import PLANS
+from overweave.attention.library_ways import attend, by_context_parallel, by_gather
 from overweave.attention.sequence import Sequence
 from overweave.attention.work import AttendWork, Call, GradientWork, as_rows
-from overweave.compat.torch_names import all_gather_single
+from overweave.memory.group import resolve
+from overweave.schedules.records.attention import PLANS
 
 TOKENS, DEADLINE, ROUNDS, COLUMNS = (4096, 8192, 16384, 32768), timedelta(seconds=30), 7, 128
 HEADS = {"Attn-1": (32, 32), "Attn-2": (64, 64), "Llama-3-70B": (64, 8)}
-QUICKEST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 Method = Callable[[], object]
 
 
@@ -67,11 +62,6 @@ def drawn(heads: tuple[int, int], tokens: int) -> Given:
     return Given(*(torch.randn(shape, generator=draw, device="cuda", dtype=torch.bfloat16) for shape in shapes))
 
 
-def by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = True) -> torch.Tensor:
-    with sdpa_kernel(QUICKEST, set_priority=True):
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
-
-
 def median_us(methods: dict[str, Method], is_alone: bool) -> dict[str, float]:
     """Of the slowest rank. Methods take turns."""
     for call in methods.values():
@@ -95,57 +85,28 @@ def median_us(methods: dict[str, Method], is_alone: bool) -> dict[str, float]:
     return dict(zip(found, medians.tolist(), strict=True))
 
 
-def gathered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """NCCL's all-gather, then torch's attention of this rank's contiguous rows over what they see."""
-    end, every = q.shape[2] * (dist.get_rank() + 1), []
-    for x in (k, v):
-        own = x.permute(2, 0, 1, 3).contiguous()
-        landed = own.new_empty((own.shape[0] * dist.get_world_size(), *own.shape[1:]))
-        all_gather_single(landed, own)
-        every.append(landed[:end].permute(1, 2, 0, 3).repeat_interleave(q.shape[1] // k.shape[1], 1))
-    seen: Any = causal_lower_right(q.shape[2], end)
-    return functional.scaled_dot_product_attention(q, every[0], every[1], seen)
-
-
-def methods_of(whole: Given, is_backward: bool, mesh: Any) -> Iterator[tuple[str, Method]]:
-    ranks, rank, tokens = dist.get_world_size(), dist.get_rank(), whole.q.shape[2]
-    yield "whole", whole.run(by_torch, is_backward)
-    if not is_backward:  # which a gather has not
-        yield "nccl", whole.rows(torch.arange(tokens, device="cuda").chunk(ranks)[rank]).run(gathered, False)
-    own = whole.rows(zigzag_order(tokens, ranks, whole.q.device).chunk(ranks)[rank])
+def methods_of(whole: Given, is_backward: bool) -> Iterator[tuple[str, Method]]:
+    group = resolve(None)
+    ranks, tokens = group.world_size, whole.q.shape[2]
+    sequence = Sequence(tokens, ranks, is_causal=True, is_zigzag=True)
+    yield "whole", whole.run(partial(attend, is_causal=True), is_backward)
+    own = whole.rows(zigzag_order(tokens, ranks, whole.q.device).chunk(ranks)[group.rank])
+    yield "nccl", own.run(by_gather(sequence, group), is_backward)
     for plan in PLANS:
         options: dict[str, Any] = {"is_causal": True, "enable_gqa": True, "sequence": "zigzag", "plan": plan}
-        yield (
-            plan,
-            own.run(lambda q, k, v, options=options: context_parallel_attention(q, k, v, **options), is_backward),
-        )
+        yield plan, own.run(partial(context_parallel_attention, **options), is_backward)
     for rotation in ("allgather", "alltoall"):
-        yield f"torch {rotation}", by_context_parallel(own, is_backward, mesh, rotation)
-
-
-def by_context_parallel(own: Given, is_backward: bool, mesh: Any, rotation: str) -> Method:
-    """torch's own, whose context shards no buffer here: the rows are this rank's from the start."""
-    if own.k.shape[1] != own.q.shape[1]:  # it has no grouped heads
-        groups = own.q.shape[1] // own.k.shape[1]
-        own = own._replace(k=own.k.repeat_interleave(groups, 1), v=own.v.repeat_interleave(groups, 1))
-    call = own.run(by_torch, is_backward)
-
-    def method() -> object:
-        set_rotate_method(rotation)
-        with context_parallel(mesh, buffers=[], buffer_seq_dims=[]):
-            return call()
-
-    return method
+        yield f"torch {rotation}", own.run(by_context_parallel(sequence, group, rotation), is_backward)
 
 
 def print_beside(asked: argparse.Namespace, join: Callable[[], object], leave: Callable[[], None]) -> None:
     """The table of --times."""
     join()
-    ranks, mesh = dist.get_world_size(), init_device_mesh("cuda", (dist.get_world_size(),))
+    ranks = dist.get_world_size()
     for name, heads in HEADS.items():
         for tokens in asked.tokens if asked.only in name else ():
             for is_backward in (False, True):
-                found = median_us(dict(methods_of(drawn(heads, tokens), is_backward, mesh)), is_alone=False)
+                found = median_us(dict(methods_of(drawn(heads, tokens), is_backward)), is_alone=False)
                 ideal = found.pop("whole") / ranks
                 line = " | ".join(f"{each} {us:8.0f} {ideal / us:.3f}" for each, us in found.items())
                 if dist.get_rank() == 0:
@@ -176,7 +137,8 @@ def all_pieces(whole: Given, sequence: Sequence, is_backward: bool) -> Method:
             for work in works:
                 for step in range(ranks):
                     source = (call.rank - step) % ranks
-                    work.piece(source, rows[source] if step else (), room[source])
+                    work.piece(source, rows[source] if step else ())
+                    work.add(room[source], ())
                 work.finish(room[call.rank])
 
     return method
@@ -191,7 +153,7 @@ def print_alone(asked: argparse.Namespace) -> None:
                 sequence = Sequence(tokens, asked.ranks, is_causal, is_zigzag=is_causal)
                 for is_backward in (False, True):
                     methods = {
-                        "whole": whole.run(lambda q, k, v, c=is_causal: by_torch(q, k, v, c), is_backward),
+                        "whole": whole.run(partial(attend, is_causal=is_causal), is_backward),
                         "pieces": all_pieces(whole, sequence, is_backward),
                     }
                     found = median_us(methods, is_alone=True)

@@ -47,7 +47,7 @@ class Rowwise(stock.RowwiseParallel):  # type: ignore[misc]
     """Each rank multiplies its columns of the input; the sum over ranks overlaps with the matmul."""
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
-        """Replace the forward of a linear layer. A quantized one stays Transformers'."""
+        """Let the style shard a layer, and replace the forward of a plain linear layer with a supported layout."""
         output = self.output_layouts
         is_output_supported = output == Replicate() or _is_shard(output)
         reason = _layer_obstacle(
@@ -133,7 +133,7 @@ def _call_obstacle(x: object, weight: Any) -> str:
     if torch.compiler.is_compiling():
         return "a compiler reads it"
     if isinstance(x, DTensor) or not isinstance(weight, DTensor):
-        return "its input is a DTensor, or its weight is none"
+        return "its input is a DTensor, or its weight is not"
     if weight.device_mesh.ndim != 1 or weight.shape[weight.placements[0].dim] % weight.device_mesh.size():  # type: ignore[attr-defined]
         return "its mesh has several dimensions, or ranks do not divide its width"
     return obstacle_of(weight)

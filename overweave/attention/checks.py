@@ -7,14 +7,13 @@ from typing import NamedTuple
 import torch
 
 from overweave.attention import library
-from overweave.attention.plans import PER_SHARD, RING, SEQUENTIAL
 from overweave.attention.sequence import CONTIGUOUS, ZIGZAG
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.ops.dispatch.route import GroupRank
+from overweave.schedules.records.attention import HEADS, PLANS, SEQUENTIAL
 
-NAME, HEADS = "context_parallel_attention", "heads"
-PLANS = (SEQUENTIAL, PER_SHARD, RING, HEADS)
+NAME = "context_parallel_attention"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -26,6 +25,14 @@ class Asked(NamedTuple):
     sequence: str
     tokens: int | None
     plan: str | None
+
+
+def check_words(is_causal: object, scale: object) -> None:
+    """Raises InputError."""
+    if type(is_causal) is not bool:
+        raise InputError(f"{NAME}: is_causal", f"got {str(is_causal)[:40]!r}", "Pass True or False")
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
+        raise InputError(f"{NAME}: scale", f"got {str(scale)[:40]!r}", "Pass a number, or None for 1 / sqrt(d)")
 
 
 def check_operands(q: object, k: object, v: object, cu_seqlens: object, enable_gqa: bool) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from overweave.attention.checks import HEADS, NAME, Asked, all_tokens, check_operands, chosen_plan
+from overweave.attention.checks import NAME, Asked, all_tokens, check_operands, check_words, chosen_plan
+from overweave.attention.choice import quickest
 from overweave.attention.heads import heads_of_all_rows, rows_of_all_heads
 from overweave.attention.pieces import wide
 from overweave.attention.plain import Three
@@ -14,7 +15,8 @@ from overweave.attention.sequence import CONTIGUOUS, ZIGZAG, zigzag_order
 from overweave.attention.split import split_attention
 from overweave.memory.group import GroupLike
 from overweave.ops.dispatch.collectives import Exchange, exchange_in
-from overweave.ops.dispatch.route import place_of, refusing
+from overweave.ops.dispatch.route import GroupRank, place_of, refusing
+from overweave.schedules.records.attention import HEADS
 
 
 def context_parallel_attention(
@@ -46,13 +48,15 @@ def context_parallel_attention(
 
     plan: `sequential`: the library gathers keys and values first. `per_shard`: each rank pushes them to those that see
     them, which compute shard by shard as they arrive. `ring`: each passes a shard on to the next while it computes on
-    it, in the memory of a few shards. `heads`: by all-to-alls a rank gets h/W heads of all rows, and back. None: the
-    first that can run. Results of all but `heads` have the same bits.
+    it, in the memory of two. `double_ring`: shards go round islands of ranks, and meanwhile on to the next island.
+    `heads`: by all-to-alls a rank gets h/W heads of all rows, and back. None: on GPUs the one that is
+    predicted to be quickest, by a margin (`overweave bench attention --simulate`), else the first that can run. Results
+    of `sequential`, `per_shard` and `ring` have the same bits.
 
     Returns as q `[b, h, s/W, d]`, in its dtype, or of documents `[s/W, h, d]`; return_lse: also the log-sum-exp of the
     scores, `[b, h, s/W]` or `[h, s/W]`, fp32, not differentiated; minus infinity where a query sees no key.
     Gradients: of q, k and v; what ranks have of the latter two is summed in fp32: by the library (`sequential`), in the
-    order of ranks (`per_shard`), or from the owner on (`ring`).
+    order of ranks (`per_shard`), or from the owner on (rings).
 
     Raises InputError on all ranks for arguments it cannot take, RankMismatch if ranks differ, PeerError for a peer that
     died or stalled. Source: TileLink, section 5; Ring attention; DeepSpeed-Ulysses.
@@ -60,12 +64,13 @@ def context_parallel_attention(
     asked = Asked(is_causal, window, sequence, tokens, plan)
     is_packed = cu_seqlens is not None
     with refusing(group):
+        check_words(is_causal, scale)
         check_operands(q, k, v, cu_seqlens, enable_gqa)
         place = place_of(group)
         if is_packed:
             q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
         rows = all_tokens(place, q.shape[2], asked)
-        chosen = chosen_plan((q.shape[1], k.shape[1]), place.world_size, is_packed, asked)
+        chosen = _chosen(place, (q, k, v), rows, asked, is_packed)
         scale = q.shape[3] ** -0.5 if scale is None else float(scale)
         exchange = exchange_in(group, _told((q, k, v), rows, asked._replace(plan=chosen), (scale, is_packed)))
     mask = {"rows": rows, "is_causal": is_causal, "window": window, "scale": scale}
@@ -73,6 +78,17 @@ def context_parallel_attention(
     if is_packed:
         out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (out, lse.to(wide(out.dtype))) if return_lse else out
+
+
+def _chosen(place: GroupRank, given: Three, rows: int, asked: Asked, is_packed: bool) -> str:
+    """The plan that is asked for, or the quickest that can run. rows: of all ranks. Raises InputError."""
+    q, k, _ = given
+    chosen = chosen_plan((q.shape[1], k.shape[1]), place.world_size, is_packed, asked)
+    if asked.plan is not None or chosen == HEADS:  # the only one that can run
+        return chosen
+    is_trained = torch.is_grad_enabled() and any(each.requires_grad for each in given)
+    sizes = q.shape[0], q.shape[1], k.shape[1], rows, q.shape[3]
+    return quickest(place, q.device, sizes, (asked.is_causal, asked.sequence, asked.window, is_trained))
 
 
 def _by_plan(

@@ -1,28 +1,28 @@
 """How keys and values come to the ranks that see them, by plan, and the parts of their gradients to their owners.
 
-All plans compute the same pieces in the same order: results have the same bits. The parts of gradients are added by the
-library, in its order (`sequential`), by the owner, in the order of ranks (`per_shard`), or on the way, from the owner
-on (`ring`): in fp32, and never in the order in which they happen to arrive.
+All plans but `double_ring` compute the same pieces in the same order: results have the same bits. The parts of
+gradients are added by the library, in its order (`sequential`), by the owner, in the order of ranks (`per_shard`), or
+on the way, from the owner on (rings): in fp32, and never in the order in which they happen to arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from overweave.attention.pieces import wide
-from overweave.attention.programs import LANDED, TRAVEL, Travel, Work, write
+from overweave.attention.programs import TRAVEL, BufferRows, Travel, Work
+from overweave.attention.rings import RingTravel
+from overweave.attention.routes import double_ring_islands
 from overweave.attention.work import AttendWork, Call, GradientWork, Rows, as_rows
 from overweave.ops.author.proven_program import Kernels, proven_program
-from overweave.ops.author.ring import MatrixRing
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.collectives import agreed
 from overweave.runtime.handwritten import OwnBuffer
-
-SEQUENTIAL, PER_SHARD, RING = "sequential", "per_shard", "ring"
+from overweave.schedules.records.attention import DOUBLE_RING, PER_SHARD, SEQUENTIAL
 
 
 class Todo(NamedTuple):
@@ -46,7 +46,8 @@ class Todo(NamedTuple):
         todo, sequence = self.start(), call.sequence
         for source in range(sequence.ranks):
             shard = tuple(call.k.new_zeros((sequence.own(source), call.columns)) for _ in TRAVEL)
-            todo.piece(source, () if source == call.rank else shard, self.room(call, sequence.own(source)))
+            todo.piece(source, () if source == call.rank else shard)
+            todo.add(self.room(call, sequence.own(source)), self.room(call, sequence.own(source)))
         todo.finish(self.room(call, sequence.own(call.rank)))
 
 
@@ -56,7 +57,7 @@ def run(call: Call, todo: Todo) -> None:
         _by_library(call, todo)
         return
     agreed(call.where["group_name"], f"{call.where['told']} by {call.plan}", lambda group: None)
-    (_by_ring if call.plan == RING else _by_program)(call, todo)
+    _by_program(call, todo)
 
 
 def _by_library(call: Call, todo: Todo) -> None:
@@ -70,60 +71,43 @@ def _by_library(call: Call, todo: Todo) -> None:
         source = (call.rank - step) % ranks
         at = slice(*call.sequence.stored(source))
         shard = () if source == call.rank else tuple(each[at] for each in every)
-        work.piece(source, shard, tuple(each[at] for each in sums))
+        work.piece(source, shard)
+        work.add(tuple(each[at] for each in sums), ())
     if ranks > 1:
         sums = tuple(torch.ops.overweave.reduce_scatter_rows(each, **call.where) for each in sums)
     work.finish(sums)
 
 
 def _by_program(call: Call, todo: Todo) -> None:
-    sequence, rank, work = call.sequence, call.rank, todo.start()
-    travel = Travel(sequence, call.columns, call.k.dtype, todo.is_backward)
+    travel, rank, work = travel_of(call, todo.is_backward), call.rank, todo.start()
 
     def piece(source: int, own: OwnBuffer) -> None:
-        at = slice(*sequence.stored(source))
-        parts = travel.parts(rank, source, slice(0, sequence.own(source))) if todo.is_backward else ()
-        shard = () if source == rank else tuple(own(name)[at] for name in TRAVEL)
-        work.piece(source, shard, tuple(own(name)[rows] for name, rows in parts))
+        work.piece(source, _rows(own, () if source == rank else travel.held(rank, source)))
+
+    def add(source: int, own: OwnBuffer) -> None:
+        work.add(_rows(own, travel.parts(rank, source)), _rows(own, travel.added(rank, source)))
 
     def finish(own: OwnBuffer) -> None:
-        sums = todo.room(call, sequence.own(rank))
-        for total, landed in zip(sums, LANDED, strict=False):
-            for giver in range(sequence.ranks):
-                if (seen := sequence.piece(giver, rank)) is not None:
-                    total[seen.keys] += own(landed)[travel.landing(giver, seen.keys)]
+        sums = todo.room(call, call.sequence.own(rank))
+        for keys, places in travel.landed(rank) if todo.is_backward else ():
+            for total, landed in zip(sums, _rows(own, places), strict=True):
+                total[keys] += landed
         work.finish(sums)
 
     program = proven_program(group_of(call.where["group_name"]), travel, call.q.device, todo.kernels(call))
     with program.call() as written:
-        write(written, travel, (as_rows(call.k), as_rows(call.v)), Work(piece, finish))
+        travel.write(written, (as_rows(call.k), as_rows(call.v)), Work(piece, add, finish))
         for result in todo.results:
             written.rank_void(result)
 
 
-def _by_ring(call: Call, todo: Todo) -> None:
-    """A hop is a call. Sums of gradients are a hop behind their keys and values, and make one more, to their owner."""
-    sequence, ranks, work = call.sequence, call.sequence.ranks, todo.start()
-    ring, longest = MatrixRing(group_of(call.where["group_name"]), todo.kernels(call)), max(1, sequence.own(0))
-    held: list[torch.Tensor] = [_padded(as_rows(each), longest) for each in (call.k, call.v)]
-    sums: list[torch.Tensor] = []
-    for step in range(ranks + todo.is_backward):
-        source, sent = (call.rank - step) % ranks, held if step < ranks - 1 else []
-        room = list(todo.room(call, longest)) if step < ranks else []
-        shard = () if source == call.rank else tuple(each[: sequence.own(source)] for each in held)
-        compute = partial(_piece, work, (source, shard, tuple(room)) if step < ranks else None)
-        kept = ring.passed_on([*sent, *sums], compute)
-        held, landed = kept[: len(sent)] or held, kept[len(sent) :]
-        sums = [part.add_(each) for part, each in zip(room, landed, strict=True)] if room and landed else room or landed
-    work.finish(tuple(each[: sequence.own(call.rank)] for each in sums))
+def travel_of(call: Call, is_backward: bool) -> Travel | RingTravel:
+    """The program of a call."""
+    sequence, given = call.sequence, (call.columns, call.k.dtype, is_backward)
+    if call.plan == PER_SHARD:
+        return Travel(sequence, *given)
+    return RingTravel(sequence, *given, islands=double_ring_islands(sequence.ranks) if call.plan == DOUBLE_RING else 1)
 
 
-def _piece(work: AttendWork | GradientWork, given: tuple[int, Rows, Rows] | None, _: OwnBuffer) -> None:
-    if given is not None:
-        work.piece(*given)
-
-
-def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
-    if rows.shape[0] == count:
-        return rows
-    return torch.cat([rows, rows.new_zeros((count - rows.shape[0], rows.shape[1]))])
+def _rows(own: OwnBuffer, places: Iterable[BufferRows]) -> Rows:
+    return tuple(own(name)[rows] for name, rows in places)

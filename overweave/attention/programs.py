@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from msgspec.structs import replace
 
 from overweave.attention.pieces import wide
 from overweave.attention.sequence import Piece, Sequence
@@ -23,6 +24,7 @@ from overweave.lang.mapping import TileChannel, Tiles
 from overweave.ops.author.tile_program import TileCall
 from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
 from overweave.runtime.handwritten import Declared, OwnBuffer, Part, SymmetricBuffer, Uses
+from overweave.schedules.records.attention import OPERATORS, PER_SHARD
 
 TRAVEL = ("keys", "values")
 PARTS, LANDED = tuple(f"parts_{name}" for name in TRAVEL), tuple(f"landed_{name}" for name in TRAVEL)
@@ -53,10 +55,29 @@ class Travel(NamedTuple):
         """Where rows of a shard lie among those of all."""
         return moved(rows, self.sequence.stored(source)[0])
 
-    def parts(self, rank: int, source: int, keys: slice) -> tuple[BufferRows, ...]:
+    def with_elements(self, columns: int, dtype: torch.dtype) -> Travel:
+        """The same of other rows of keys."""
+        return self._replace(columns=columns, dtype=dtype)
+
+    def held(self, rank: int, source: int) -> tuple[BufferRows, ...]:
+        """Where a peer's shard lies with a rank."""
+        return tuple((name, self.place(source, slice(0, self.sequence.own(source)))) for name in TRAVEL)
+
+    def parts(self, rank: int, source: int) -> tuple[BufferRows, ...]:
         """Where a rank computes its parts of the gradients of a shard's keys and values."""
-        names, rows = (LANDED, self.landing(rank, keys)) if source == rank else (PARTS, self.place(source, keys))
+        whole = slice(0, self.sequence.own(source))
+        names, rows = (LANDED, self.landing(rank, whole)) if source == rank else (PARTS, self.place(source, whole))
         return tuple((name, rows) for name in names)
+
+    def added(self, rank: int, source: int) -> tuple[BufferRows, ...]:
+        """What it adds to them: nothing, before they are with the owner."""
+        return ()
+
+    def landed(self, rank: int) -> tuple[tuple[slice, tuple[BufferRows, ...]], ...]:
+        """What a rank's gradients are the sum of: rows of its own, and where a part of them lies."""
+        pieces = ((giver, self.sequence.piece(giver, rank)) for giver in range(self.sequence.ranks))
+        seen = ((giver, piece.keys) for giver, piece in pieces if piece is not None)
+        return tuple((keys, tuple((name, self.landing(giver, keys)) for name in LANDED)) for giver, keys in seen)
 
     def landing(self, giver: int, keys: slice) -> slice:
         """Where parts that a rank has computed of its owner's rows lie with the owner."""
@@ -68,27 +89,57 @@ class Travel(NamedTuple):
         return max(1, self.sequence.own(0))
 
     def schedule(self) -> Schedule | None:
-        """The program on paper, in which the results of pieces are rows of `seen`."""
-        (rows, ranks, *_), columns = self.sequence, COLUMNS_ON_PAPER
-        if not rows:
-            return None
-        paper = self._replace(columns=columns, dtype=torch.float32)
-        shard = partial(CallersMatrix, rows, columns, is_shard=True)
-        results = ("dq", "dk", "dv") if self.is_backward else ("out",)
-        callers = {"k": shard("keys"), "v": shard("values")}
-        callers |= {name: shard(name, is_result=True) for name in results}
-        callers["seen"] = CallersMatrix(ranks, 1, "seen", is_result=True)
-        name = f"attention.{'backward.' * self.is_backward}per_shard"
-        return tile_schedule(name, paper.declared(), callers, ranks, paper._on_paper)
+        """What is proven before it runs; None where nothing moves."""
+        name = f"{OPERATORS[self.is_backward]}.{PER_SHARD}"
+        return on_paper(self, name, COLUMNS_ON_PAPER) if self.sequence.rows else None
 
-    def _on_paper(self, call: TileCall, k: Any, v: Any, seen: Any, **results: Any) -> None:
-        write(call, self, (k, v), Work(_nothing, _nothing), OnPaper(seen, tuple(results.values())))
+    def write(
+        self, call: TileCall, given: tuple[RowsPlace, RowsPlace], work: Work, paper: OnPaper | None = None
+    ) -> None:
+        """A call. given: the own keys and values, `[rows, columns]`."""
+        write(call, self, given, work, paper)
+
+
+class TravelProgram(Protocol):
+    """What `on_paper` needs of a program."""
+
+    @property
+    def sequence(self) -> Sequence: ...
+    @property
+    def is_backward(self) -> bool: ...
+    def declared(self) -> Declared: ...
+    def with_elements(self, columns: int, dtype: torch.dtype) -> TravelProgram: ...
+    def write(
+        self, call: TileCall, given: tuple[RowsPlace, RowsPlace], work: Work, paper: OnPaper | None = None
+    ) -> None: ...
+
+
+def on_paper(program: TravelProgram, name: str, columns: int) -> Schedule:
+    """A program of at least one row as a Schedule, in which the results of pieces are rows of `seen`, and sums of
+    gradients fp32."""
+    sequence, plain = program.sequence, program.with_elements(columns, torch.float32)
+    shard = partial(CallersMatrix, sequence.rows, columns, is_shard=True)
+    results = ("dq", "dk", "dv") if program.is_backward else ("out",)
+    callers = {"k": shard("keys"), "v": shard("values")}
+    callers |= {name: shard(name, is_result=True) for name in results}
+    callers["seen"] = CallersMatrix(sequence.ranks, 1, "seen", is_result=True)
+
+    def write(call: TileCall, k: Any, v: Any, seen: Any, **results: Any) -> None:
+        plain.write(call, (k, v), Work(nothing, nothing, nothing), OnPaper(seen, tuple(results.values())))
+
+    schedule = tile_schedule(name, plain.declared(), callers, sequence.ranks, write)
+    narrow = program.with_elements(columns, torch.bfloat16).declared().buffers
+    wide_names = {name for name, each in narrow.items() if each.dtype == torch.float32}
+    buffers = (replace(each, dtype="float32") if each.name in wide_names else each for each in schedule.buffers)
+    return replace(schedule, buffers=tuple(buffers))
 
 
 class Work(NamedTuple):
-    """What a rank computes. piece: of a shard. finish: what all pieces, and parts that have landed, come to."""
+    """What a rank computes. piece: of a shard. add: of gradients, the sum of what the piece has of those of the shard,
+    and of what has come of ranks before. finish: what all pieces, and parts that have landed, come to."""
 
     piece: Callable[[int, OwnBuffer], object]
+    add: Callable[[int, OwnBuffer], object]
     finish: Callable[[OwnBuffer], object]
 
 
@@ -112,7 +163,7 @@ def write(
             call.rank_wait("arrived", source)
         reads, makes = _of_piece(call, travel, given, (source, piece)) if paper else ((), ())
         result = (Uses(paper.seen[source : source + 1], "seen", source),) if paper else ()
-        call.rank_compute(f"piece_{source}", partial(work.piece, source), reads, (*result, *makes))
+        call.rank_compute(f"piece_{source}", partial(_piece_and_part, work, source, travel), reads, (*result, *makes))
         if travel.is_backward and piece is not None and source != rank:
             _write_return(call, travel, source, piece.keys)
     reads = (Uses(paper.seen, "seen"),) if paper else ()
@@ -121,6 +172,12 @@ def write(
     begin, _ = travel.sequence.stored(rank)
     makes = tuple(Uses(each, each.buffer, begin) for each in paper.results) if paper else ()
     call.rank_compute("finish", work.finish, reads, makes)
+
+
+def _piece_and_part(work: Work, source: int, travel: Travel, own: OwnBuffer) -> None:
+    work.piece(source, own)
+    if travel.is_backward:
+        work.add(source, own)
 
 
 def _write_travel(call: TileCall, travel: Travel, given: tuple[RowsPlace, RowsPlace]) -> None:
@@ -152,8 +209,9 @@ def _of_piece(
     )
     if not travel.is_backward:
         return reads, ()
-    parts = zip(TRAVEL, travel.parts(rank, source, piece.keys), strict=True)
-    return reads, tuple(Uses(call.part(name)[rows], f"{of}.{rank}", place.start) for of, (name, rows) in parts)
+    parts = zip(TRAVEL, travel.parts(rank, source), strict=True)
+    made = ((of, call.part(name)[moved(piece.keys, rows.start)]) for of, (name, rows) in parts)
+    return reads, tuple(Uses(part, f"{of}.{rank}", place.start) for of, part in made)
 
 
 def _write_return(call: TileCall, travel: Travel, owner: int, keys: slice) -> None:
@@ -184,5 +242,5 @@ def moved(rows: slice, by: int) -> slice:
     return slice(rows.start + by, rows.stop + by)
 
 
-def _nothing(*_: Any) -> None:
-    pass
+def nothing(*_: Any) -> None:
+    """What is computed on paper."""

@@ -29,6 +29,21 @@ class Piece(NamedTuple):
     is_causal: bool = False
     left: int | None = None
 
+    @property
+    def pairs(self) -> int:
+        """How many pairs of a query and a key that it sees there are."""
+        queries, keys = self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
+        offset = keys - queries  # of a query's place among the keys
+        seen = _sum_of_clamped(queries, offset + 1, keys) if self.is_causal else queries * keys
+        return seen if self.left is None else seen - _sum_of_clamped(queries, offset - self.left, keys)
+
+
+def _sum_of_clamped(count: int, first: int, most: int) -> int:
+    """The sum of first, first + 1, ..., of so many, each at least zero and at most `most`."""
+    low, high = max(first, 0), min(first + count, most)
+    rising = (low + high - 1) * (high - low) // 2 if low < high else 0
+    return rising + most * (first + count - max(high, first) if first + count > most else 0)
+
 
 class Sequence(NamedTuple):
     """A sequence that ranks share, and its mask. window: how many keys a query sees, its own the last; None: all."""

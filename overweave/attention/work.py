@@ -76,13 +76,16 @@ class AttendWork:
         pieces = [call.sequence.piece(call.rank, source) for source in range(call.sequence.ranks)]
         self._call, self._merged = call, Merged(len(pieces) - pieces.count(None), results)
 
-    def piece(self, source: int, shard: Rows, room: Rows) -> None:
+    def piece(self, source: int, shard: Rows) -> None:
         """Of a shard's keys and values, `[rows, columns]` each; none of the own ones."""
         if (found := self._call.piece(source)) is not None:
             piece, seen = found
             keys, values = self._call.keys_and_values(piece.keys, shard)
             queries = self._call.q[:, :, piece.queries]
             self._merged.add(piece.queries, *kernels_for(queries).attend(queries, keys, values, seen))
+
+    def add(self, room: Rows, earlier: Rows) -> None:
+        """It leaves nothing for the owners of keys."""
 
     def finish(self, sums: Rows) -> None:
         """The last piece was merged into the results."""
@@ -94,9 +97,11 @@ class GradientWork:
     def __init__(self, call: Call, of: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...]) -> None:
         self._call, self._of, self._results = call, of, results
         self._dq = torch.zeros_like(call.q, dtype=wide(call.q.dtype))
+        self._parts: tuple[slice, list[torch.Tensor]] | None = None
 
-    def piece(self, source: int, shard: Rows, room: Rows) -> None:
-        """As of AttendWork. room: where the parts of the gradients of the shard go."""
+    def piece(self, source: int, shard: Rows) -> None:
+        """As of AttendWork. The parts of the gradients of the shard are kept for `add`."""
+        self._parts = None
         if (found := self._call.piece(source)) is None:
             return
         (piece, seen), call = found, self._call
@@ -105,8 +110,19 @@ class GradientWork:
         queries = call.q[:, :, piece.queries]
         dq, *parts = kernels_for(queries).gradients((dout, out, lse), queries, keys, values, seen)
         self._dq[:, :, piece.queries] += dq
-        for rows, part in zip(room, parts, strict=True):
-            rows[piece.keys].copy_(as_rows(part))
+        self._parts = piece.keys, parts
+
+    def add(self, room: Rows, earlier: Rows) -> None:
+        """Makes in room, `[rows, columns]` of the shard, the sum of what the last piece has of its gradients and what
+        ranks before have, if any do."""
+        keys, parts = self._parts or (slice(0, 0), ())
+        for rows, part in zip(room, parts, strict=False):
+            if keys.stop - keys.start < rows.shape[0]:
+                rows.zero_()  # of keys that this rank does not see
+            rows[keys].copy_(as_rows(part))
+        for rows, before in zip(room, earlier, strict=False):
+            rows.add_(before)
+        self._parts = None
 
     def finish(self, sums: Rows) -> None:
         """sums: of the parts of all ranks, of the own keys and values."""

@@ -56,6 +56,8 @@ _PATHS: Paths = {
         "aten._scaled_dot_product_cudnn_attention",
         "aten._scaled_dot_product_cudnn_attention_backward",
     ),
+    "torch.distributed.tensor.experimental": ("context_parallel",),
+    "torch.distributed.tensor.experimental._attention": ("set_rotate_method",),
     "torch.distributed._functional_collectives": ("AsyncCollectiveTensor", "all_to_all_single_autograd"),
     "torch.distributed._symmetric_memory": (
         "",

@@ -74,6 +74,7 @@ MOST_GPUS, MOST_SMS = 1024, 4096
 LinkKind = Literal["nvswitch", "nvlink", "pcie", "unknown"]
 UNKNOWN_LINKS: LinkKind = "unknown"
 NOT_INHERITED = ("basis", "card")  # fields that `like` does not copy
+WITH_TILES = "attention"  # a field that it does not copy to a machine of other tensor cores, which has tiles of its own
 FARTHEST = 2.0  # powers of two from a layer to the nearest measured one, up to which that one's times are used
 
 
@@ -101,6 +102,28 @@ class TileRate(Struct, frozen=True, forbid_unknown_fields=True):
     kernel: Literal["portable", "hopper", "library"]
     block_m: TileSide
     block_n: TileSide
+    tflops: Positive
+    overhead_us: NotNegative
+    source: str
+
+
+Pass = Literal["forward", "backward"]
+
+
+# Of the quickest tile of cuBLAS: what torch's attention reaches. MEASURED: machines/h200x4.json, heads of 128 columns.
+ATTENTION_SHARES: dict[Pass, float] = {"forward": 0.77, "backward": 0.64}
+ATTENTION_OVERHEAD_US = 10.0
+
+
+class AttentionRate(Struct, frozen=True, forbid_unknown_fields=True):
+    """Rate of torch's attention of 16 bits with heads of `head_dim` columns, alone and on all SMs.
+
+    tflops: 4 operations a column for each pair of a query and a key that it sees, forward; 10 backward. overhead_us: of
+    a kernel, beyond that.
+    """
+
+    direction: Pass
+    head_dim: Whole
     tflops: Positive
     overhead_us: NotNegative
     source: str
@@ -284,6 +307,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     latency: Latencies
     sharing: Sharing
     few_rows: tuple[FewRows, ...] = ()
+    attention: tuple[AttentionRate, ...] = ()
     peers: PeerAccess = ADDRESSED
     basis: Literal["calibrated", "measured", "guess"] = "guess"
     card: Card | None = None
@@ -320,6 +344,15 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
             return abs(_reuse(tile.block_m, tile.block_n) - reuse), abs(tile.block_m - block_m)
 
         return min(self.tiles_of(kernel), key=distance)
+
+    def attention_rate(self, direction: Pass, head_dim: int) -> AttentionRate:
+        """Return the rate of torch's attention with the nearest heads; without any, a guess by that of matmuls."""
+        known = [rate for rate in self.attention if rate.direction == direction]
+        if known:
+            return min(known, key=lambda rate: abs(log2(rate.head_dim / head_dim)))
+        tflops = max(tile.tflops for tile in self.tiles_of("library")) * ATTENTION_SHARES[direction]
+        source = "guess: an H200's share of the rate of its matmuls"
+        return AttentionRate(direction, head_dim, tflops, ATTENTION_OVERHEAD_US, source)
 
     def dtype_share(self, dtype: str) -> float:
         """Return the rate of `dtype` over bf16's. Raises InputError."""
@@ -404,7 +437,8 @@ def _with_base(content: object) -> object:
     base = str(content.pop("like"))
     if base not in names():  # two files that were `like` each other would be read forever
         raise ValueError(f"it is like {base[:80]!r}, and no machine of the package has that name")
-    shared = {key: value for key, value in msgspec.to_builtins(load(base)).items() if key not in NOT_INHERITED}
+    left_out = (*NOT_INHERITED, WITH_TILES) if "tiles" in content else NOT_INHERITED
+    shared = {key: value for key, value in msgspec.to_builtins(load(base)).items() if key not in left_out}
     return _merged(_with_source(shared, base), content)
 
 

@@ -29,13 +29,16 @@ NO_REACH = "do not reach each other's memory, where it reads or writes rows"
 
 def addresses_peers(schedule: Schedule) -> bool:
     """Whether an operation other than an NCCL collective reads or writes on another rank, or any notifies one."""
-    return any(map(_is_at_peers, schedule.operations))
+    return any(_reached(operation) for operation in schedule.operations)
 
 
-def _is_at_peers(operation: Operation) -> bool:
-    """Whether an operation notifies, reads or writes on another rank itself."""
-    if any(notify.rank != operation.rank for notify in operation.notifies):
-        return True
-    if isinstance(operation, Collective):
-        return False
-    return any(region.rank != operation.rank for region in (*operation.reads, *operation.writes))
+def reached_by(schedule: Schedule, rank: int) -> set[int]:
+    """Return the other ranks whose memory the operations of a rank read, write or notify themselves."""
+    return {peer for operation in schedule.of_rank(rank) for peer in _reached(operation)}
+
+
+def _reached(operation: Operation) -> set[int]:
+    """Return the other ranks that an operation notifies, reads or writes on itself."""
+    touched = () if isinstance(operation, Collective) else (*operation.reads, *operation.writes)
+    told = {notify.rank for notify in operation.notifies}
+    return {*told, *(region.rank for region in touched)} - {operation.rank}

@@ -13,7 +13,7 @@ from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
 from overweave.ir.operators.forms import SCALE_W, SCALE_X, Place, input_of
 from overweave.ir.operators.record import CallMatrix, MatmulDim, Operator
 from overweave.ir.operators.registry import record_of
-from overweave.ir.schedule import Count, Name, Range
+from overweave.ir.schedule import Count, Index, Name, Range
 from overweave.ir.shards import owned_rows, rows_of, shard_rows, strip_rows
 from overweave.ir.tensors import FACTORS, all_to_all_result
 
@@ -34,6 +34,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     out_dtype: of the result, if it is not that of the operands, and of the parts of a sum, which travel in it: products
     of fp8 are kept in 16 bits or more.
     strip: block-cyclic rows of the sum, in strips of so many rows (`strip_rows`). 0: one shard for each rank.
+    islands: the ranks that map each other's memory, island by island, ascending; none: all ranks do.
     """
 
     operator: Name
@@ -51,6 +52,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     counted: bool = False
     strip: Annotated[int, Meta(ge=0)] = 0
     rows: Applied | UnsetType = UNSET
+    islands: tuple[tuple[Index, ...], ...] | UnsetType = UNSET
 
     @property
     def record(self) -> Operator:

@@ -192,6 +192,15 @@ class Clear(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="c
     sources: tuple[Region, ...] = ()
 
 
+class Retire(Copy, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="retire"):
+    """End the life of what `regions`, workspace of this rank, hold: later operations of the call may write there again.
+    Behind all that wrote and read it; whoever writes there next is behind this. It moves nothing."""
+
+    sources: tuple[Region, ...] = ()
+    destinations: tuple[Region, ...] = ()
+    regions: tuple[Region, ...]
+
+
 class ReducePut(Put, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce_put"):
     """Push that adds to the destination. unordered: others may add at the same time, in any order."""
 
@@ -339,7 +348,7 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return self.destinations
 
 
-Operation = Put | Get | Copy | Clear | ReducePut | Compute | Reduce | Apply | Collective
+Operation = Put | Get | Copy | Retire | Clear | ReducePut | Compute | Reduce | Apply | Collective
 
 
 class InitialContents(Struct, frozen=True, forbid_unknown_fields=True, gc=False):

@@ -1,8 +1,8 @@
-"""What kernels are given beside tensor descriptors and constants: one named tuple for each subject.
+"""Kernel arguments other than tensor descriptors and scalars: one named tuple a subject.
 
 Kernels read the fields by name. A pointer field holds a tensor or its stand-in (runtime/kernel_calls/call.py); a
-field that a kernel has no use for is None, which the compiler knows. Tensor descriptors stay arguments of their own:
-Triton 3.6 does not launch them inside tuples.
+field that a kernel does not use is None, at compile time. Tensor descriptors stay arguments of their own: Triton 3.6
+cannot launch them inside tuples.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from msgspec import Struct
 
 
 class LaunchTiles(NamedTuple):
-    """The tiles of a launch. table: int32 `[tiles, columns]` (ir/tile_order.py). claims: the counter from which a
-    program takes its next tile. trace: int64 `[tiles, TRACE_COLUMNS]`, written if the kernel is traced. tiles: how
-    many; of a table that the device fills, where their number lies.
+    """The tiles of a launch.
+
+    table: int32 `[tiles, columns]` (ir/tile_order.py). claims: work counter from which programs claim tiles. trace:
+    int64 `[tiles, TRACE_COLUMNS]`, written by traced kernels. tiles: their number; a pointer to it if the device fills
+    the table.
     """
 
     table: Any
@@ -26,7 +28,7 @@ class LaunchTiles(NamedTuple):
 
 
 class SignalWords(NamedTuple):
-    """What waits, signals and alarms read and write (memory/device/signals.py), and how many ranks the group has."""
+    """Memory that waits, notifies and timeout reports access (memory/device/signals.py); the number of ranks."""
 
     signals: Any
     words: Any
@@ -35,8 +37,9 @@ class SignalWords(NamedTuple):
 
 
 class MatmulOutputs(NamedTuple):
-    """What a matmul writes: the output `[rows, n]` of each of up to three weights, and the columns of each. total: a
-    second output of the first weight, which some tiles write instead (`TileRow.into`).
+    """Outputs of a matmul: `out` `[rows, n]` of each of up to three B matrices, and their widths.
+
+    total: a second output of the first B matrix, for tiles whose `TileRow.into` is not 0.
     """
 
     out: Any
@@ -48,10 +51,9 @@ class MatmulOutputs(NamedTuple):
     total: Any
 
 
-class Ends(NamedTuple):
-    """What an epilogue reads (kernels/epilogue.operands_of). Scales of rows: scale_x lies beside the own rows of `a`,
-    scale_gathered beside gathered ones.
-    """
+class EpilogueArgs(NamedTuple):
+    """Inputs of a matmul's epilogue (kernels/epilogue.operands_of). scale_x, scale_gathered: fp8 scales of own and of
+    gathered rows."""
 
     inputs: Any
     scale_x: Any
@@ -59,71 +61,71 @@ class Ends(NamedTuple):
 
 
 class ExpertRows(NamedTuple):
-    """Of a matmul by experts (kernels/experts.py), whose tiles name one (`TileRow.weight`). step: how many rows of the
-    weights, as they lie in memory, each expert's are behind those of the one before.
+    """Arguments of a grouped matmul by experts (kernels/experts.py).
 
-    rows: int32, which row of `source`, `stride` elements apart, each row of the product is made of; None: each its own.
-    into: int32, where each row is stored; None: at its own. weights: fp32, what each row is multiplied by last, or
-    None. How many rows there are is told twice as large: a number that is 1 is a constant, and Triton 3.6 loses those
-    of tuples within tuples that partitions are given.
+    rows_per_expert: rows of b in memory order from one expert's matrix to the next. row_index: int32, the row of
+    `source` (rows `source_stride` elements apart) for each output row; None: no gather. out_index: int32, the row at
+    which each output row is stored; None: its own. row_scales: fp32 factor (routing weight) of each output row, or
+    None. Row counts are doubled, because Triton 3.6 makes an argument of 1 a constexpr and loses it in nested tuples
+    of warp-specialised partitions.
     """
 
-    step: int
+    rows_per_expert: int
     source: Any
-    stride: int
-    twice_source_rows: int
-    rows: Any
-    into: Any
-    twice_out_rows: int
-    weights: Any
+    source_stride: int
+    source_rows_x2: int
+    row_index: Any
+    out_index: Any
+    out_rows_x2: int
+    row_scales: Any
 
 
 class Arrivals(NamedTuple):
-    """Of a matmul by experts whose source's rows arrive while it runs: tiles wait for the signals of the shards that
-    they read, and name `number` in a report of a timeout.
+    """Arguments of a grouped matmul whose rows of x arrive while it runs: tiles wait for their source ranks' signals.
 
-    bounds: int32 `[sources, experts]`, where each expert's rows begin that are of a source's shard, or of one behind
-    it. Shards come as ranks push them: the own one, that of the rank before it, and so on. ahead: of so many experts,
-    the first ones, tiles stand in that order; those of the others follow.
+    row_starts: int32 `[sources, experts]`, first row of each expert from each source rank. Shards arrive in the order
+    rank, rank - 1, ... (mod sources). early_experts: tiles of so many first experts stand in the table in that order,
+    those of other experts after them. operation: number that a timeout reports.
     """
 
-    bounds: Any
+    row_starts: Any
     rank: int
     sources: int
-    ahead: int
-    number: int
+    early_experts: int
+    operation: int
 
 
-class AtPeers(NamedTuple):
-    """Where tiles store at other ranks, if any does (kernels/tile_end.py). places: int64, a row of two for each rank.
-    everyone: how many ranks there are, if sums are stored at every one.
+class PeerStores(NamedTuple):
+    """Where tiles store at other ranks; None: they do not. table: int64 (kernels/tile_end.py).
+
+    spread_ranks: the number of ranks, if some sums are stored at all ranks.
     """
 
-    places: Any = None
-    everyone: int | None = None
+    table: Any = None
+    spread_ranks: int | None = None
 
 
-class AfterSums(NamedTuple):
-    """What stands beside sums that end with an epilogue, or with whole rows (kernels/reduction.py). residual: what is
-    added to rows before they are normed. inputs: what the epilogue or the form of rows reads. z: where rows lie
-    before they are finished. numbers: fp32, where those of rows go.
+class SumEpilogueArgs(NamedTuple):
+    """Inputs and outputs of the epilogue or row-wise form that ends a sum (kernels/reduction.py).
+
+    residual: added to rows before they are normed. inputs: what the epilogue or form reads. z: rows before the norm,
+    written. row_statistics: fp32, the statistic of each row, written; or None.
     """
 
     residual: Any = None
     inputs: Any = None
     z: Any = None
-    numbers: Any = None
+    row_statistics: Any = None
 
 
 class Traits(Struct, frozen=True, kw_only=True):
-    """What a matmul kernel is compiled for: one constant, which its device functions hand on whole.
+    """Compile-time traits of a matmul kernel, one constexpr that its device functions pass on.
 
-    b_is_transposed: how the weights lie in memory. two_sources: whether tiles read rows of both places of `a`.
-    epilogue: its code (kernels/epilogue.py). is_gated: whether a tile has two products of one rectangle. addends: how
-    many a tile with addends has. weights: by how many it multiplies. EXPERTS (kernels/tile_end.py): a tile names one of
-    many in one tensor. gathers: whether rows of `a` are gathered
-    (ExpertRows). precision: of the portable kernel's products. Of the Hopper kernel: stages, split_n: as in
-    `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where tiles store.
+    b_is_transposed: memory layout of B. two_sources: tiles read own and gathered rows of `a`. epilogue: its code
+    (kernels/epilogue.py). is_gated: a tile has a second product, by the gate weight. addends: of a tile, at most.
+    weights: number of B matrices, or EXPERTS (kernels/tile_end.py). gathers: rows of `a` are gathered (ExpertRows).
+    precision: of the portable kernel's dot. Of the Hopper kernel: stages, split_n: as in `MatmulConfig`; in_columns:
+    consumers divide a tile's columns, not its rows; peers: ranks that tiles store at, besides the own.
     """
 
     b_is_transposed: bool
@@ -142,8 +144,8 @@ class Traits(Struct, frozen=True, kw_only=True):
 
 
 class TopkShape(NamedTuple):
-    """How `topk_ids` lie, and what they name: experts of a token, strides in elements, experts; and from how many
-    sources tokens are, of `shard` each but the last ones."""
+    """Shape of `topk_ids`: experts per token, strides in elements, number of experts, source ranks, tokens of each
+    source."""
 
     top: int
     row_stride: int
@@ -154,23 +156,23 @@ class TopkShape(NamedTuple):
 
 
 class SlotsShape(NamedTuple):
-    """Of sums over slots (kernels/slots.py): rows and columns, and how many elements apart rows lie, and the parts of
-    ranks; and the own rank."""
+    """Shape of the combine of experts (kernels/slots.py): rows, columns, strides in elements, and the own rank."""
 
     rows: int
     cols: int
-    z_step: int
-    weights_step: int
-    landed_step: int
-    rank_step: int
-    out_step: int
+    z_stride: int
+    weights_stride: int
+    received_stride: int
+    rank_stride: int
+    out_stride: int
     rank: int
 
 
 class Messages(NamedTuple):
-    """Where packed messages lie. spaces: that of each rank, which has two halves of `half` bytes, and in each a part of
-    `stride` bytes for every rank, and behind these, of a two-shot, another for what it sends of its sums. state:
-    memory/device/packed.py.
+    """Memory of LL-protocol messages. spaces: int64, address of each rank's. Each has two halves of `half` bytes.
+
+    A half has `stride` bytes for the messages of each sending rank, and in a two-shot as much again for its sums.
+    state: memory/device/packed.py.
     """
 
     spaces: Any
@@ -180,18 +182,20 @@ class Messages(NamedTuple):
 
 
 class ShardSpans(NamedTuple):
-    """How what is exchanged is dealt out: `total` int32 words in all, of which each rank owns `shard`, the last ones
-    fewer or none, or, of a one-shot, all; to each program a stretch of `span` words of a shard, in so many turns.
+    """How words are divided among ranks and programs.
+
+    total: int32 words in all. shard: of each rank, the last ones fewer or none; of a one-shot all. span: of a program,
+    pushed in `iterations` of the kernel's block of messages.
     """
 
     total: int
     shard: int
     span: int
-    turns: int
+    iterations: int
 
 
 class Assembly(Struct, frozen=True):
-    """Inline assembly with its constraints, as a constant, which Triton knows by a digest."""
+    """Inline assembly with its constraints, as a constexpr; its repr is a digest, by which Triton caches kernels."""
 
     text: str
     constraints: str
@@ -201,10 +205,11 @@ class Assembly(Struct, frozen=True):
 
 
 class PackedTraits(Struct, frozen=True, kw_only=True):
-    """What a kernel of packed messages is compiled for. exchange: kernels/packed/exchange.py. senders: one fewer than
-    ranks; poll: what looks for so many messages at once (memory/device/packed.py). block: messages
-    of a program at a time. chained: it starts early, or the matmul behind it. epilogue: of sums. rows: what is done to
-    whole rows.
+    """Compile-time traits of the kernel of packed (LL-protocol) messages.
+
+    exchange: gather, scatter, one_shot or two_shot. senders: ranks - 1. poll: assembly that polls so many messages at
+    once (memory/device/packed.py). block: messages of a program at a time. chained: this kernel or the matmul after it
+    starts early, by dependent launch. epilogue: code of the sums' epilogue; rows: of their row-wise form; 0: none.
     """
 
     exchange: str
@@ -217,9 +222,10 @@ class PackedTraits(Struct, frozen=True, kw_only=True):
 
 
 class SentRows(NamedTuple):
-    """Rows that are sent (kernels/rows.py). rows: int32 `[last, words]`; beside, in the same order, or None. chosen:
-    int32, the rows that go, rank by rank; None: they lie in that order. starts: int32 `[W + 1]`, where those for each
-    rank begin.
+    """Rows to send to other ranks (kernels/rows.py).
+
+    rows: int32 `[source rows, words]`; beside: metadata words of each row, or None. chosen: int32, index of the rows to
+    send, rank by rank; None: rows are in that order already. starts: int32 `[W + 1]`: first position of each rank.
     """
 
     rows: Any
@@ -229,22 +235,26 @@ class SentRows(NamedTuple):
 
 
 class RowBounds(NamedTuple):
-    """shard: the most rows that a rank sends to another. most: that a rank receives. last: of those that this rank may
-    send, how many there are. peers: how many; a number that the compiler does not know."""
+    """Bounds of sent rows. most_sent: to one rank. most_received: by one rank, its capacity. source_rows: of
+    `SentRows.rows`.
 
-    shard: Any
-    most: Any
-    last: Any
+    peers: number of peers, which the compiler must not know.
+    """
+
+    most_sent: Any
+    most_received: Any
+    source_rows: Any
     peers: Any
 
 
 class RowSizes(Struct, frozen=True):
-    """What kernels that send rows are compiled for. words, beside: int32 words of a row, and of what travels beside it.
-    step_rows, step_words: what a program moves at a time. tells: counts are pushed first.
+    """Compile-time sizes of kernels that send rows. words, beside: int32 words of a row, and of its metadata.
+
+    step_rows, step_words: block that a program copies at a time. pushes_counts: counts are pushed first.
     """
 
     words: int
     beside: int
     step_rows: int
     step_words: int
-    tells: bool
+    pushes_counts: bool

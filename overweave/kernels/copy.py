@@ -1,10 +1,9 @@
-"""Pushes chunks to peers on few SMs, by loads and stores or by bulk copies: quick to start where a copy engine is not.
-Or adds them to what peers hold, in fp32, while others do the same.
+"""The copy kernel: pushes chunks to peers on few SMs, by loads and stores or bulk copies (TMA), or adds them in fp32.
 
-`targets` has one row per operation of the table: where its buffer lies on the peer, and where the peer's signals do.
-Programs claim rows of the table in order, wait for the signals it names, move whole rows of the source in words of 16
-bytes, and add one to the peer's signal once all of a tile is there. The release of a tile is on its way while the
-next one is read: what it covers was stored before the barrier in front of it.
+Small chunks start sooner than on a copy engine. `targets` has one row per operation of the tile table: the address of
+its buffer on the peer, and of the peer's signals. Programs claim rows of the table in order, wait for the signals that
+a row names, move whole matrix rows in 16-byte words, and add 1 to the peer's signal when all of a tile is stored. The
+release of one tile overlaps the next tile's loads: it covers only what was stored before its barrier.
 SOURCE: TileLink (arXiv 2503.20313) for communication on SMs of its own; mscclpp for pushes with a flag behind them.
 """
 
@@ -49,12 +48,15 @@ def copy_kernel(
     ADDS: tl.constexpr,
     TRACED: tl.constexpr,
 ):
-    """source: the buffer that all operations read, as int32, or where it is added in its own dtype. row_words: 16-byte
-    words in a row of it. BULK: bulk copies move it, not loads and stores of BLOCK elements at a time. Tuples:
-    kernels/arguments.py."""
+    """Move or add all chunks of a table. source: the buffer that all operations read, as int32; in its own dtype if
+    ADDS.
+
+    row_words: 16-byte words in a row of it. BLOCK: elements that a program loads at a time. BULK: by bulk copies
+    instead. ADDS: add to fp32 targets. Tuples: kernels/arguments.py.
+    """
     table, claims, trace, tiles = queue
     WORD: tl.constexpr = WORD_BITS // source.dtype.element_ty.primitive_bitwidth
-    SUMS: tl.constexpr = tl.pointer_type(tl.float32) if ADDS else source.dtype
+    TARGET_TYPE: tl.constexpr = tl.pointer_type(tl.float32) if ADDS else source.dtype
     tile = claim_tile(claims)
     while tile < tiles:
         record_time(trace, tile, CLAIMED, TRACED)
@@ -65,19 +67,19 @@ def copy_kernel(
         row = read_column(table, tile, ROW)
         count = (read_column(table, tile, ROW_END) - row) * row_words * WORD
         addresses = targets + read_column(table, tile, OPERATION) * TARGET_COLUMNS
-        base = tl.multiple_of(tl.load(addresses + TARGET).to(SUMS), 16)
+        base = tl.multiple_of(tl.load(addresses + TARGET).to(TARGET_TYPE), 16)
         target = base + row.to(tl.int64) * row_words * WORD
-        origin = source + read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_words * WORD
+        source_row_pointer = source + read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_words * WORD
         if ADDS:
-            add_elements(target, origin, count, BLOCK)
+            add_elements(target, source_row_pointer, count, BLOCK)
         else:
-            move_words(target, origin, count, BLOCK, BULK, ALONE=True)
+            move_words(target, source_row_pointer, count, BLOCK, BULK, ALONE=True)
 
-        # The next tile is claimed first: its number is known to all threads before thread 0 stays behind to release.
-        following = claim_tile(claims)
+        # Claim the next tile first: all threads learn its number before thread 0 is held up by the release.
+        next_tile = claim_tile(claims)
         signal = read_column(table, tile, SIGNAL)
         if signal != SIGNALS_NOBODY:
             peer_signals = tl.load(addresses + PEER_SIGNALS).to(tl.pointer_type(tl.int32))
             notify(peer_signals + signal * STRIDE, verdict == 1)
         record_time(trace, tile, STORED, TRACED)
-        tile = following
+        tile = next_tile

@@ -1,4 +1,4 @@
-"""Kernels of one block that take the time of what they do: stamps, signals and waits, each wait with its deadline."""
+"""Calibration kernels of one block, which store the device clock before and after signals and waits."""
 
 import triton
 import triton.language as tl
@@ -8,13 +8,13 @@ from overweave.memory.device.signals import notify, read_clock, wait_at_least
 
 @triton.jit
 def stamp_kernel(stamps, place):
-    """Writes the time."""
+    """Store the device clock (ns) at `stamps[place]`."""
     tl.store(stamps + place, read_clock())
 
 
 @triton.jit
 def release_kernel(stamps, place, word):
-    """Writes the time, then adds one to a word."""
+    """Store the device clock, then add 1 to `word` in release order."""
     now = read_clock()
     tl.store(stamps + place, now)
     notify(word, now > 0)
@@ -22,39 +22,40 @@ def release_kernel(stamps, place, word):
 
 @triton.jit
 def watch_kernel(stamps, place, word, words, limits):
-    """Waits until a word is at least one, then writes the time; 0 if the wait is void."""
+    """Wait until `word` >= 1, then store the device clock; 0 if the wait timed out."""
     verdict = wait_at_least(word, 1, words, limits)
     tl.store(stamps + place, read_clock() * verdict)
 
 
 @triton.jit
-def look_kernel(stamps, place, word, words, limits, LOOKS: tl.constexpr):
-    """Waits LOOKS times for a word that is there already, between two stamps."""
+def look_kernel(stamps, place, word, words, limits, WAITS: tl.constexpr):
+    """Store the clock before and after WAITS waits for a word that is set already; 0 if one timed out."""
     tl.store(stamps + place, read_clock())
     verdict = 1
-    for _ in range(LOOKS):
+    for _ in range(WAITS):
         verdict = verdict & wait_at_least(word, 1, words, limits)
     tl.store(stamps + place + 1, read_clock() * verdict)
 
 
 @triton.jit
-def exchange_kernel(stamps, place, own, address, turns, words, limits, leads, ROUNDS: tl.constexpr):
-    """ROUNDS times: one of two ranks tells the other, and is told in turn, between two stamps.
+def exchange_kernel(
+    stamps, place, own_word, peer_address, rounds_before, words, limits, is_first, ROUNDS: tl.constexpr
+):
+    """Ping-pong with one peer: ROUNDS round trips of notify and wait, with the clock stored before and after.
 
-    own: this rank's word; address: int64 `[1]`, where the other's lies; both only grow. turns: int32 `[1]`, rounds of
-    earlier launches.
-    leads: 1 on the rank that tells first.
+    own_word: this rank's signal. peer_address: int64 `[1]`, address of the peer's. Both only grow. rounds_before: int32
+    `[1]`, rounds of earlier launches. is_first: 1 on the rank that notifies first.
     """
-    peer = tl.load(address).to(tl.pointer_type(tl.int32))
-    before = tl.load(turns)
+    peer = tl.load(peer_address).to(tl.pointer_type(tl.int32))
+    rounds = tl.load(rounds_before)
     verdict = 1
     tl.store(stamps + place, read_clock())
-    for turn in range(ROUNDS):
+    for round_index in range(ROUNDS):
         if verdict == 1:
-            if leads == 1:
+            if is_first == 1:
                 notify(peer, verdict == 1)
-            verdict = wait_at_least(own, before + turn + 1, words, limits)
-            if leads == 0:
+            verdict = wait_at_least(own_word, rounds + round_index + 1, words, limits)
+            if is_first == 0:
                 notify(peer, verdict == 1)
     tl.store(stamps + place + 1, read_clock() * verdict)
-    tl.store(turns, before + ROUNDS)
+    tl.store(rounds_before, rounds + ROUNDS)

@@ -1,35 +1,34 @@
-"""The portable matmul: `out = a @ b`, tile by tile in the order of a table, waiting and signalling where it says.
+"""The portable matmul kernel: `out = a @ b`, persistent, tiles in the order of a table that says what to wait for.
 
-    a [m, k], from one of two places: the own shard, read in place, or the workspace, filled by peers
+    a [m, k], from one of two matrices: the own shard, read in place, or the workspace, filled by peers
     b [k, n], in either memory layout      out [m, n], stored in out's dtype; sums are fp32
-    b_1 and out_1, b_2 and out_2: further weights, of other n, and their products: `TileRow.weight` says whose a tile is
-    b_1 alone: the gate, of b's shape (kernels/epilogue.py)
+    b_1 and out_1, b_2 and out_2: further B matrices of other widths; `TileRow.weight` says which a tile multiplies by
+    b_1 alone, with a gated epilogue: the gate weight, of b's shape (kernels/epilogue.py)
 
-One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
-loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum
-(kernels/tile_end.py). Waits stand outside the pipelined loop, which must stay nested: flattening or
-automatic warp specialisation lose the pipeline or the signals on Triton 3.6. A tile of half the columns
-(`TileRow.width`) takes as long as a whole one here.
+One program computes one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: TMA loads,
+tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum
+(kernels/tile_end.py). Waits stand outside the pipelined loop, which must stay nested: flattening or automatic warp
+specialisation lose the pipeline or the signals on Triton 3.6. A tile of half the columns (`TileRow.width`) takes as
+long as a whole one here.
 
-Alone on one GPU it is an ordinary matmul: a table without waits and signals (`Matmul` in
-runtime/kernel_calls/matmul.py).
+Alone on one GPU it is an ordinary matmul: a table without waits and signals (runtime/kernel_calls/matmul.py).
 SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue).
 """
 
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import ALL, PART, does, finished, scales_beside
-from overweave.kernels.experts import end_rows, gathered_rows, is_sound, stored_rows, tiles_of
+from overweave.kernels.epilogue import ALL, PART, apply_epilogue, has_steps, row_scale_base
+from overweave.kernels.experts import finish_expert_rows, is_valid_tile, output_rows, source_rows, tile_count
 from overweave.kernels.tile_end import (
     EXPERTS,
-    columns_before,
-    finish_stored_tile,
-    of_weight,
+    column_offset,
+    notify_stored_tile,
+    output_pointer,
+    select_by_weight,
     store_sum,
-    target_at,
     wait_for_addends,
-    weight_of,
+    weight_index,
 )
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
@@ -63,8 +62,8 @@ def matmul_kernel(
     b,
     b_1,
     b_2,
-    products,
-    ends,
+    outputs,
+    epilogue_args,
     addends,
     peers,
     experts,
@@ -73,10 +72,13 @@ def matmul_kernel(
     k,
     traits: tl.constexpr,
 ):
-    """Tuples and traits: kernels/arguments.py. addends: int64 `[operations, traits.addends]`."""
+    """Compute all tiles of a table. Tuples and traits: kernels/arguments.py.
+
+    addends: int64 `[operations, traits.addends]`, biased base pointers (kernels/tile_end.py).
+    """
     BLOCK_N: tl.constexpr = b.block_shape[-2] if traits.b_is_transposed else b.block_shape[-1]
     table, claims, trace, tiles = queue
-    tiles = tiles_of(tiles, traits.weights)
+    tiles = tile_count(tiles, traits.weights)
 
     tile = claim_tile(claims)
     while tile < tiles:
@@ -97,24 +99,24 @@ def matmul_kernel(
         if traits.two_sources:
             if read_column(table, tile, SOURCE) != FROM_OWN_SHARD:
                 a = a_workspace
-        weight = weight_of(table, tile, traits.weights)
-        target = of_weight(weight, products.out, products.out_1, products.out_2, traits.weights)
-        if products.total is not None:
-            target = tl.where(read_column(table, tile, INTO) == 0, target, products.total)
-        if peers.places is not None:
-            target = target_at(target, table, tile, peers)
-        cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
-        factor = of_weight(weight, b, b_1, b_2, traits.weights)
+        weight = weight_index(table, tile, traits.weights)
+        target = select_by_weight(weight, outputs.out, outputs.out_1, outputs.out_2, traits.weights)
+        if outputs.total is not None:
+            target = tl.where(read_column(table, tile, INTO) == 0, target, outputs.total)
+        if peers.table is not None:
+            target = output_pointer(target, table, tile, peers)
+        cols_end = select_by_weight(weight, outputs.n, outputs.n_1, outputs.n_2, traits.weights)
+        b_matrix = select_by_weight(weight, b, b_1, b_2, traits.weights)
         from_col = col + read_column(table, tile, SHIFT, 16)
         if traits.weights == EXPERTS:
-            verdict &= is_sound(table, tile)
-        accumulator, gate = multiply_tile(traits, a, factor, b_1, experts, weight, source_row, row_end, from_col, k)
+            verdict &= is_valid_tile(table, tile)
+        accumulator, gate = multiply_tile(traits, a, b_matrix, b_1, experts, weight, source_row, row_end, from_col, k)
         accumulator += tl.where(verdict == 1, 0.0, float("nan"))
 
         # Epilogue.
         end_tile(
-            traits, accumulator, gate, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile,
-            row, row_end, col, width, cols_end, weight,
+            traits, accumulator, gate, verdict, epilogue_args, target, outputs, addends, peers, experts, queue,
+            protocol, tile, row, row_end, col, width, cols_end, weight,
         )  # fmt: skip
         record_time(trace, tile, STORED, traits.traced)
         tile = claim_tile(claims)
@@ -122,41 +124,45 @@ def matmul_kernel(
 
 @triton.jit
 def multiply_tile(traits: tl.constexpr, a, b, gate, experts, weight, row, row_end, col, k):
-    """`a[row:] @ b[:, col:]` of a tile in fp32, and of a gated one the same by `gate`. Rows and
-    columns beyond the matrices read as zero. weight: of experts, which.
+    """Return (a[row:] @ b[:, col:], a[row:] @ gate[:, col:]) of a tile in fp32; the first one twice without a gate.
+
+    Rows and columns beyond the matrices read as zero. weight: the expert, of a stack of B matrices. With
+    `traits.gathers` rows of a are loaded by the index in `experts`.
     """
     BLOCK_M: tl.constexpr = a.block_shape[0]
     BLOCK_K: tl.constexpr = a.block_shape[1]
     BLOCK_N: tl.constexpr = b.block_shape[-2] if traits.b_is_transposed else b.block_shape[-1]
     if traits.gathers:
-        at, is_known = gathered_rows(experts, row + tl.arange(0, BLOCK_M), row_end)
-        WORD: tl.constexpr = 16 * 8 // a.dtype.primitive_bitwidth  # rows are whole words of 16 bytes
-        steps, whole = tl.arange(0, BLOCK_K), tl.cdiv(k, WORD) * WORD
-        beginnings = experts.source + at[:, None] * (experts.stride // WORD * WORD) + steps[None, :]
+        rows_in, is_valid = source_rows(experts, row + tl.arange(0, BLOCK_M), row_end)
+        WORD: tl.constexpr = 16 * 8 // a.dtype.primitive_bitwidth  # rows are padded to 16 bytes
+        k_offsets, k_padded = tl.arange(0, BLOCK_K), tl.cdiv(k, WORD) * WORD
+        row_starts = experts.source + rows_in[:, None] * (experts.source_stride // WORD * WORD) + k_offsets[None, :]
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if traits.is_gated:
         gate_accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for depth in range(0, k, BLOCK_K):
         if traits.gathers:
-            a_tile = tl.load(beginnings + depth, mask=is_known[:, None] & (steps < whole - depth)[None, :], other=0.0)
+            a_tile = tl.load(
+                row_starts + depth, mask=is_valid[:, None] & (k_offsets < k_padded - depth)[None, :], other=0.0
+            )
         else:
             a_tile = a.load([row, depth])
-        b_tile = load_factor(traits, b, weight, depth, col)
+        b_tile = load_b_tile(traits, b, weight, depth, col)
         if traits.is_gated:
-            gate_tile = load_factor(traits, gate, weight, depth, col)
-        accumulator = multiply_step(traits, a_tile, b_tile, accumulator)
+            gate_tile = load_b_tile(traits, gate, weight, depth, col)
+        accumulator = add_product(traits, a_tile, b_tile, accumulator)
         if traits.is_gated:
-            gate_accumulator = multiply_step(traits, a_tile, gate_tile, gate_accumulator)
+            gate_accumulator = add_product(traits, a_tile, gate_tile, gate_accumulator)
     if not traits.is_gated:
         gate_accumulator = accumulator
     return accumulator, gate_accumulator
 
 
 @triton.jit
-def load_factor(traits: tl.constexpr, b, weight, depth, col):
-    """A step of k of a weight's columns."""
+def load_b_tile(traits: tl.constexpr, b, weight, depth, col):
+    """Load `b[depth:, col:]`, `[BLOCK_K, BLOCK_N]`, of one B matrix."""
     if traits.weights == EXPERTS:
-        # An expert is a plane of the tensor: beyond its rows and columns lies nothing, not the next one.
+        # 3-D TMA: what lies beyond an expert's matrix reads as zero, not as the next expert's.
         if traits.b_is_transposed:
             b_tile = b.load([weight, col, depth]).reshape(b.block_shape[1], b.block_shape[2]).T
         else:
@@ -169,10 +175,10 @@ def load_factor(traits: tl.constexpr, b, weight, depth, col):
 
 
 @triton.jit
-def multiply_step(traits: tl.constexpr, a_tile, b_tile, accumulator):
-    """A step's product added to the sums of those before it."""
+def add_product(traits: tl.constexpr, a_tile, b_tile, accumulator):
+    """Return accumulator + a_tile @ b_tile."""
     if traits.precision == "fp8":
-        # SOURCE: DeepGEMM. Hopper's tensor cores add products of fp8 in about 14 bits: not beyond one step.
+        # SOURCE: DeepGEMM. Hopper's tensor cores accumulate fp8 in about 14 bits: within one step of k only.
         accumulator += tl.dot(a_tile, b_tile)
     else:
         accumulator = tl.dot(a_tile, b_tile, accumulator, input_precision=traits.precision)
@@ -181,24 +187,27 @@ def multiply_step(traits: tl.constexpr, a_tile, b_tile, accumulator):
 
 @triton.jit
 def end_tile(
-    traits: tl.constexpr, value, gate, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile,
-    row, row_end, col, width, cols_end, weight,
+    traits: tl.constexpr, value, gate, verdict, epilogue_args, target, outputs, addends, peers, experts, queue,
+    protocol, tile, row, row_end, col, width, cols_end, weight,
 ):  # fmt: skip
-    """What a tile does with its sums: finishes, stores and announces them. gate: those of its second product."""
+    """Apply the epilogue to a tile's product, add its addends, store it, notify. gate: the second product."""
     table, trace = queue.table, queue.trace
     BLOCK_M: tl.constexpr = value.shape[0]
     BLOCK_N: tl.constexpr = value.shape[1]
     rows = row + tl.arange(0, BLOCK_M)
     cols = col + tl.arange(0, BLOCK_N)
-    col_end = col + tl.where(width == 0, BLOCK_N, width)  # compared apart from n: their minimum hides its divisors
+    col_end = col + tl.where(
+        width == 0, BLOCK_N, width
+    )  # compared separately with n: a minimum would lose n's divisibility
     STAGES: tl.constexpr = PART if traits.addends > 0 else ALL
-    if does(traits.epilogue, STAGES):
-        before = 0
+    if has_steps(traits.epilogue, STAGES):
+        col_offset = 0
         if traits.weights != 1:
-            before = columns_before(weight, products.n, products.n_1, traits.weights)
-        scales = scales_beside(ends, table, tile, row, traits.epilogue)
-        value = finished(
-            value, gate, ends.inputs, scales, rows, row_end, cols, cols_end, before, traits.epilogue, STAGES
+            col_offset = column_offset(weight, outputs.n, outputs.n_1, traits.weights)
+        row_scales = row_scale_base(epilogue_args, table, tile, row, traits.epilogue)
+        value = apply_epilogue(
+            value, gate, epilogue_args.inputs, row_scales, rows, row_end, cols, cols_end, col_offset, traits.epilogue,
+            STAGES
         )  # fmt: skip
     if traits.addends > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
         record_time(trace, tile, MULTIPLIED, traits.traced)
@@ -206,20 +215,22 @@ def end_tile(
         record_time(trace, tile, RECEIVED, traits.traced)
         value += tl.where(verdict == 1, 0.0, float("nan"))
         store_sum(
-            value, target, ends, addends, peers, table, tile, row, row_end, col, col_end, products.n, traits.addends,
-            traits.epilogue,
+            value, target, epilogue_args, addends, peers, table, tile, row, row_end, col, col_end, outputs.n,
+            traits.addends, traits.epilogue,
         )  # fmt: skip
     elif traits.weights == EXPERTS:
-        value = end_rows(value, experts, rows, row_end)
-        at, is_stored = stored_rows(experts, rows, row_end)
+        value = finish_expert_rows(value, experts, rows, row_end)
+        rows_out, is_stored = output_rows(experts, rows, row_end)
         inside = is_stored[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
-        places = target + at[:, None] * (cols_end // 8 * 8) + cols[None, :]  # whole words: known to be multiples
-        tl.store(places, value.to(target.dtype.element_ty), mask=inside)
+        addresses = (
+            target + rows_out[:, None] * (cols_end // 8 * 8) + cols[None, :]
+        )  # a multiple of 8 already: tells the compiler
+        tl.store(addresses, value.to(target.dtype.element_ty), mask=inside)
     else:
         inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
-        places = target + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]
-        tl.store(places, value.to(target.dtype.element_ty), mask=inside)
-    if peers.places is not None:
-        finish_stored_tile(table, tile, peers, verdict, protocol.world_size)
+        addresses = target + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]
+        tl.store(addresses, value.to(target.dtype.element_ty), mask=inside)
+    if peers.table is not None:
+        notify_stored_tile(table, tile, peers, verdict, protocol.world_size)
     else:
         finish_tile(table, tile, protocol.signals, verdict)

@@ -1,4 +1,4 @@
-"""The merge of attention over two sets of keys, in one pass over both results."""
+"""Merges attention results over two sets of keys by their log-sum-exps, in one pass."""
 
 import triton
 import triton.language as tl
@@ -16,42 +16,50 @@ def merge_kernel(
     rows,
     begin,
     end,
-    total_batch,
-    total_head,
-    total_row,
-    part_batch,
-    part_head,
-    part_row,
+    total_stride_b,
+    total_stride_h,
+    total_stride_s,
+    part_stride_b,
+    part_stride_h,
+    part_stride_s,
     COLUMNS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """out = total and part weighed by their log-sum-exps, in fp32, rounded once; out_lse = the logarithm of both sums.
+    """Compute out = softmax-weighted sum of `total` and `part`, in fp32, rounded once; out_lse = their joint
+    log-sum-exp.
 
-    total `[b, heads, rows, COLUMNS]`, and part of its rows `[begin, end)`, any steps between batches, heads and rows;
-    out and all log-sum-exps are contiguous. out may be total. A program has BLOCK_ROWS rows of a head.
+    total `[b, heads, rows, COLUMNS]`; part: the same for rows `[begin, end)` alone; both with any strides of b, heads
+    and rows. out and all log-sum-exps (fp32) are contiguous; out may be total. A row that sees no key in either keeps
+    log-sum-exp -inf. A program merges BLOCK_ROWS rows of a head.
     """
-    of_head = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    batch_head = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_COLUMNS)
-    is_row = at < rows
-    is_part = is_row & (at >= begin) & (at < end)
-    lse = tl.load(total_lse + of_head * rows + at, mask=is_row, other=0.0)
-    lse_of_part = tl.load(part_lse + of_head * (end - begin) + at - begin, mask=is_part, other=-float("inf"))
-    most = tl.maximum(lse, lse_of_part)
-    most = tl.where(most == -float("inf"), 0.0, most)  # neither sees a key, which is not the same as no number
-    weight, weight_of_part = tl.exp(lse - most), tl.exp(lse_of_part - most)
-    both = weight + weight_of_part
-    share = tl.where(both == 0.0, 0.0, weight_of_part / both)
-    tl.store(out_lse + of_head * rows + at, tl.where(both == 0.0, -float("inf"), most + tl.log(both)), mask=is_row)
+    is_row = row < rows
+    in_part = is_row & (row >= begin) & (row < end)
+    lse = tl.load(total_lse + batch_head * rows + row, mask=is_row, other=0.0)
+    lse_part = tl.load(part_lse + batch_head * (end - begin) + row - begin, mask=in_part, other=-float("inf"))
+    lse_max = tl.maximum(lse, lse_part)
+    lse_max = tl.where(lse_max == -float("inf"), 0.0, lse_max)  # neither sees a key: avoids inf - inf
+    weight, weight_part = tl.exp(lse - lse_max), tl.exp(lse_part - lse_max)
+    weight_sum = weight + weight_part
+    fraction = tl.where(weight_sum == 0.0, 0.0, weight_part / weight_sum)
+    tl.store(
+        out_lse + batch_head * rows + row,
+        tl.where(weight_sum == 0.0, -float("inf"), lse_max + tl.log(weight_sum)),
+        mask=is_row,
+    )
 
-    batch, head = of_head // heads, of_head % heads
+    batch, head = batch_head // heads, batch_head % heads
     inside = columns[None, :] < COLUMNS
-    wide = at.to(tl.int64)[:, None]
-    here = total + batch * total_batch + head * total_head + wide * total_row + columns[None, :]
-    value = tl.load(here, mask=is_row[:, None] & inside, other=0.0).to(tl.float32)
-    there = part + batch * part_batch + head * part_head + (wide - begin) * part_row + columns[None, :]
-    value_of_part = tl.load(there, mask=is_part[:, None] & inside, other=0.0).to(tl.float32)
-    merged = value + share[:, None] * (value_of_part - value)
-    target = out + (of_head * rows + wide) * COLUMNS + columns[None, :]
+    row64 = row.to(tl.int64)[:, None]
+    total_pointers = total + batch * total_stride_b + head * total_stride_h + row64 * total_stride_s + columns[None, :]
+    value = tl.load(total_pointers, mask=is_row[:, None] & inside, other=0.0).to(tl.float32)
+    part_pointers = (
+        part + batch * part_stride_b + head * part_stride_h + (row64 - begin) * part_stride_s + columns[None, :]
+    )
+    value_part = tl.load(part_pointers, mask=in_part[:, None] & inside, other=0.0).to(tl.float32)
+    merged = value + fraction[:, None] * (value_part - value)
+    target = out + (batch_head * rows + row64) * COLUMNS + columns[None, :]
     tl.store(target, merged.to(out.dtype.element_ty), mask=is_row[:, None] & inside)

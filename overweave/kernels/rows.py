@@ -1,12 +1,13 @@
-"""Rows that tables on the device choose, on their way to peers and in their places there: for experts of other ranks.
+"""Expert-parallel dispatch and combine: sends rows that tables on the device choose to peers, and sums what returns.
 
-    push    what each peer is to have goes to this rank's rows of it, as many as there can be, with a signal behind
-    land    what all ranks sent, put together source by source, behind each other; zeros up to a bound
-    add     what came back of each token, added in fp32 in the order of ranks; who has no part of it is not read
+    push    copies the rows for each peer into that peer's staging buffer, at this rank's part of it, then signals
+    land    copies all ranks' rows out of staging, in rank order without gaps, and zeros up to the capacity
+    add     sums the parts of each token that came back, in fp32, in rank order; missing parts are not read
 
-Where a source's rows land follows from shapes alone, so nobody asks before it sends. How many came, counts say, which
-are pushed first: those of all ranks to all, so that each knows whether some rank received more than the bound. Tables
-are clamped wherever they are read: a wrong one moves wrong rows, none outside a buffer.
+Each source has a fixed part of the staging buffer, of the most rows that a rank may send, so that no rank must learn
+counts before it sends. Counts are pushed first, those of all ranks to all, so that every rank knows whether some rank
+receives more rows than its capacity. Tables are clamped wherever they are read: a wrong one moves wrong rows, none
+outside a buffer.
 Few rows go the same way: of 94 us that 32 tokens took there and back, push, land and add took 22, between which packed
 messages would save a release each (MEASURED: two H200s, 2026-11-29).
 SOURCE: DeepEP (github.com/deepseek-ai/DeepEP) for tokens that travel once to a rank, and parts that are added where
@@ -21,93 +22,100 @@ from overweave.lang.primitives import P2P, consumer_tile_wait, producer_tile_not
 from overweave.memory.device.copy import move_words
 from overweave.memory.device.signals import INTERPRETED
 
-VOID = tl.constexpr(-1)  # all bits: NaN in any dtype, and no expert
-# Bits of a reason, behind those of moe/routing.
+VOID_WORD = tl.constexpr(-1)  # all bits set: NaN in any floating-point dtype, and no expert
+# Error bits, above those of moe/routing.
 LATE = tl.constexpr(2)
 TOO_MANY = tl.constexpr(4)
 
 
 @triton.jit
 def push_rows_kernel(
-    counted,
-    arrived,
+    counts_channel,
+    rows_channel,
     counts,
-    landed,
-    landed_beside,
+    staging,
+    meta_staging,
     source,
     own_counts,
     bounds,
     sizes: tl.constexpr,
 ):
-    """counted, arrived: channels; of the second each program is a tile of its rank's shard. counts: int32 `[W, W + 1]`,
-    how many rows ranks send to each, and their reasons, where `sizes.tells`. landed, landed_beside: int32 `[W * shard,
-    words]`, the second where something lies beside rows. source, bounds, sizes: kernels/arguments.SentRows, RowBounds,
-    RowSizes. Rows that nobody chooses one by one go by bulk copies, with shared memory for one copy of the loop over
-    peers: the compiler does not know how many these are.
+    """Push rows to all peers, then notify them.
+
+    counts_channel, rows_channel: signals of counts and of rows; of the latter each program counts as a tile of its
+    rank's shard. counts: int32 `[W, W + 1]` on each rank: rows that each rank sends to each, then error bits; pushed if
+    `sizes.pushes_counts`. staging, meta_staging: int32 `[W * most_sent, words]`: rows, and metadata if any. source,
+    bounds, sizes: kernels/arguments.SentRows, RowBounds, RowSizes. own_counts: int32 `[W + 1]`.
+    Rows without an index go by bulk copies. The loop over peers is not unrolled, so that they share one buffer.
     """
     program = tl.program_id(0)
-    ranks: tl.constexpr = arrived.layout.world_size
-    rank = tl.zeros([], tl.int32) + arrived.rank
-    programs: tl.constexpr = arrived.layout.tiles.per_shard
-    if sizes.tells:
+    ranks: tl.constexpr = rows_channel.layout.world_size
+    rank = tl.zeros([], tl.int32) + rows_channel.rank
+    programs: tl.constexpr = rows_channel.layout.tiles.per_shard
+    if sizes.pushes_counts:
         if program == 0:
-            column = tl.arange(0, 2 * arrived.layout.padded_ranks)
-            told = tl.load(own_counts + column, mask=column <= ranks, other=0)
+            column = tl.arange(0, 2 * rows_channel.layout.padded_ranks)
+            all_counts = tl.load(own_counts + column, mask=column <= ranks, other=0)
             for step in tl.static_range(1, ranks):
                 peer = (rank + step) % ranks
                 place = tl.load(counts.addresses + peer).to(counts.own.dtype) + rank * (ranks + 1)
-                tl.store(place + column, told, mask=column <= ranks)
-                producer_tile_notify(counted, rank, P2P, 1, peer)
+                tl.store(place + column, all_counts, mask=column <= ranks)
+                producer_tile_notify(counts_channel, rank, P2P, 1, peer)
     for step in range(1, bounds.peers + 1):
         peer = (rank + step) % ranks
         first = tl.load(source.starts + peer)
-        count = tl.minimum(tl.maximum(tl.load(source.starts + peer + 1) - first, 0), bounds.shard)
-        target = _rows_at(landed, peer, rank, bounds.shard, sizes.words)
+        count = tl.minimum(tl.maximum(tl.load(source.starts + peer + 1) - first, 0), bounds.most_sent)
+        target = _staging_at_peer(staging, peer, rank, bounds.most_sent, sizes.words)
         if source.chosen is None and not INTERPRETED and has_bulk_copies():
-            _send_stretch(target, source.rows, first, count, bounds.last, sizes.words)
+            _bulk_copy_rows(target, source.rows, first, count, bounds.source_rows, sizes.words)
         else:
-            _move_rows(target, source.rows, source.chosen, first, count, bounds.last, sizes.words, sizes)
+            _copy_rows(target, source.rows, source.chosen, first, count, bounds.source_rows, sizes.words, sizes)
         if sizes.beside > 0:
-            target = _rows_at(landed_beside, peer, rank, bounds.shard, sizes.beside)
-            _move_rows(target, source.beside, source.chosen, first, count, bounds.last, sizes.beside, sizes)
-        producer_tile_notify(arrived, rank * programs + program, P2P, 1, peer)
+            target = _staging_at_peer(meta_staging, peer, rank, bounds.most_sent, sizes.beside)
+            _copy_rows(target, source.beside, source.chosen, first, count, bounds.source_rows, sizes.beside, sizes)
+        producer_tile_notify(rows_channel, rank * programs + program, P2P, 1, peer)
 
 
 @triton.jit
 def land_rows_kernel(
-    counted,
-    arrived,
+    counts_channel,
+    rows_channel,
     counts,
-    landed,
-    landed_beside,
+    staging,
+    meta_staging,
     source,
     own_counts,
     bounds,
     out,
-    out_beside,
+    meta_out,
     received,
     sizes: tl.constexpr,
 ):
-    """out `[most, words]`, out_beside: int32. received: int32 `[W + 2]`, where each source's rows begin, where the last
-    end, and the reason for which all of them are void. The rest: as of `push_rows_kernel`, of which it gets the rows.
+    """Wait for all peers' counts and rows; store the rows in `out`, packed in rank order.
+
+    out, meta_out: int32 `[most_received, words]`. received: int32 `[W + 2]`, written: first row of each source, end of
+    the last, error bits; all rows are VOID_WORD if any is set or a wait failed. Others: as of `push_rows_kernel`, whose
+    rows for this rank itself are read in place.
     """
-    ranks: tl.constexpr = arrived.layout.world_size
-    rank = tl.zeros([], tl.int32) + arrived.rank
+    ranks: tl.constexpr = rows_channel.layout.world_size
+    rank = tl.zeros([], tl.int32) + rows_channel.rank
     verdict = 1
     for step in range(1, ranks):
         if verdict == 1:
-            verdict = consumer_tile_wait(counted, (rank + step) % ranks)
-    each = tl.arange(0, arrived.layout.padded_ranks)
+            verdict = consumer_tile_wait(counts_channel, (rank + step) % ranks)
+    each = tl.arange(0, rows_channel.layout.padded_ranks)
     is_rank = each < ranks
     is_peer = is_rank & (each != rank) & (verdict == 1)
     is_pair = is_rank[:, None] & is_rank[None, :]
-    told = tl.load(counts.own + each[:, None] * (ranks + 1) + each[None, :], mask=is_pair & is_peer[:, None], other=0)
+    all_counts = tl.load(
+        counts.own + each[:, None] * (ranks + 1) + each[None, :], mask=is_pair & is_peer[:, None], other=0
+    )
     own = tl.load(own_counts + each, mask=is_rank, other=0)
-    table = tl.where((each == rank)[:, None], own[None, :], told)
-    table = tl.minimum(tl.maximum(table, 0), bounds.shard)
+    table = tl.where((each == rank)[:, None], own[None, :], all_counts)
+    table = tl.minimum(tl.maximum(table, 0), bounds.most_sent)
     why = tl.load(counts.own + each * (ranks + 1) + ranks, mask=is_peer, other=0)
     is_late = (tl.max(why & LATE, 0) | (tl.load(own_counts + ranks) & LATE)) != 0
-    is_over = tl.max(tl.sum(table, 0), 0) > bounds.most
+    is_over = tl.max(tl.sum(table, 0), 0) > bounds.most_received
     reason = tl.where(is_late, LATE, 0) + tl.where(is_over, TOO_MANY, 0)
     is_void = (reason != 0) | (verdict == 0)
     mine = tl.sum(tl.where((each == rank)[None, :], table, 0), 1)
@@ -123,27 +131,29 @@ def land_rows_kernel(
         if peer == rank:
             first = tl.load(source.starts + rank)
             target = out + begin.to(tl.int64) * sizes.words
-            _move_rows(target, source.rows, source.chosen, first, count, bounds.last, sizes.words, sizes)
+            _copy_rows(target, source.rows, source.chosen, first, count, bounds.source_rows, sizes.words, sizes)
             if sizes.beside > 0:
-                target = out_beside + begin.to(tl.int64) * sizes.beside
-                _move_rows(target, source.beside, source.chosen, first, count, bounds.last, sizes.beside, sizes)
+                target = meta_out + begin.to(tl.int64) * sizes.beside
+                _copy_rows(target, source.beside, source.chosen, first, count, bounds.source_rows, sizes.beside, sizes)
         else:
             if verdict == 1:
-                verdict = _wait_for_rows(arrived, peer)
-            _land(out, landed.own, begin, peer, count, verdict, bounds.shard, sizes.words, sizes)
+                verdict = _wait_for_peer_rows(rows_channel, peer)
+            _copy_received(out, staging.own, begin, peer, count, verdict, bounds.most_sent, sizes.words, sizes)
             if sizes.beside > 0:
-                _land(out_beside, landed_beside.own, begin, peer, count, verdict, bounds.shard, sizes.beside, sizes)
+                _copy_received(
+                    meta_out, meta_staging.own, begin, peer, count, verdict, bounds.most_sent, sizes.beside, sizes
+                )
     end = tl.where(is_void, 0, tl.sum(mine, 0))
-    rest = tl.where(is_void, VOID, 0)
-    _fill(out, end, rest, bounds.most, sizes.words, sizes)
+    rest = tl.where(is_void, VOID_WORD, 0)
+    _fill(out, end, rest, bounds.most_received, sizes.words, sizes)
     if sizes.beside > 0:
-        _fill(out_beside, end, rest, bounds.most, sizes.beside, sizes)
+        _fill(meta_out, end, rest, bounds.most_received, sizes.beside, sizes)
 
 
 @triton.jit
 def add_rows_kernel(
-    arrived,
-    landed,
+    rows_channel,
+    staging,
     parts,
     places,
     received,
@@ -153,15 +163,18 @@ def add_rows_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """y `[tokens, WIDTH]`. places: int32 `[tokens, W]`, which row of those that a rank sent back is a token's, -1 if
-    none is. parts `[most, WIDTH]`, of this rank, as `land_rows_kernel` has them: its own tokens' are read there.
+    """Wait for all peers; set y `[tokens, WIDTH]` to the sum of each token's parts, NaN if a wait failed.
+
+    places: int32 `[tokens, W]`: row of a token among those that each rank sends back, -1 for none. parts
+    `[most_received, WIDTH]`: parts that this rank computed, in the order of `land_rows_kernel`: its own tokens' are
+    read there, others from `staging`. received: of `land_rows_kernel`.
     """
-    ranks: tl.constexpr = arrived.layout.world_size
-    rank = tl.zeros([], tl.int32) + arrived.rank
+    ranks: tl.constexpr = rows_channel.layout.world_size
+    rank = tl.zeros([], tl.int32) + rows_channel.rank
     verdict = 1
     for step in range(1, ranks):
         if verdict == 1:
-            verdict = _wait_for_rows(arrived, (rank + ranks - step) % ranks)
+            verdict = _wait_for_peer_rows(rows_channel, (rank + ranks - step) % ranks)
     first = tl.load(received + rank)
     is_valid = (verdict == 1) & (tl.load(received + ranks + 1) == 0)
     for token in range(tl.program_id(0), tokens, tl.num_programs(0)):
@@ -171,9 +184,9 @@ def add_rows_kernel(
             total = tl.zeros([BLOCK], tl.float32)
             for source in tl.static_range(ranks):
                 place = tl.load(places + token * ranks + source)
-                row = tl.where(source == rank, first + place, source * bounds.shard + place)
-                most = tl.where(source == rank, bounds.most, (source + 1) * bounds.shard)
-                base = tl.where(source == rank, parts.to(tl.int64), landed.own.to(tl.int64)).to(parts.dtype)
+                row = tl.where(source == rank, first + place, source * bounds.most_sent + place)
+                most = tl.where(source == rank, bounds.most_received, (source + 1) * bounds.most_sent)
+                base = tl.where(source == rank, parts.to(tl.int64), staging.own.to(tl.int64)).to(parts.dtype)
                 is_there = is_valid & (place >= 0) & (row >= 0) & (row < most)
                 at = tl.multiple_of(base, 16) + row.to(tl.int64) * WIDTH + columns
                 total += tl.load(at, mask=(columns < WIDTH) & is_there, other=0.0).to(tl.float32)
@@ -182,21 +195,22 @@ def add_rows_kernel(
 
 
 @triton.jit
-def _wait_for_rows(arrived, peer):
-    """Waits until all programs of a peer have sent their part. Its first tile stands for all, which share a counter."""
-    return consumer_tile_wait(arrived, peer * arrived.layout.tiles.per_shard)
+def _wait_for_peer_rows(rows_channel, peer):
+    """Wait until all programs of a peer have sent their part. They share one counter, so its first tile stands for
+    all."""
+    return consumer_tile_wait(rows_channel, peer * rows_channel.layout.tiles.per_shard)
 
 
 @triton.jit
-def _rows_at(tensor, peer, rank, shard, WORDS: tl.constexpr):
-    """Where a peer has the rows of a rank."""
+def _staging_at_peer(tensor, peer, rank, shard, WORDS: tl.constexpr):
+    """Return a pointer to this rank's part of a staging buffer on a peer."""
     base = tl.multiple_of(tl.load(tensor.addresses + peer).to(tensor.own.dtype), 16)
     return base + rank.to(tl.int64) * shard * WORDS
 
 
 @triton.jit
-def _send_stretch(target, source, first, count, last, WORDS: tl.constexpr):
-    """`target[:count] = source[first : first + count]` by bulk copies, a stretch of rows by each program."""
+def _bulk_copy_rows(target, source, first, count, last, WORDS: tl.constexpr):
+    """Set target[:count] = source[first : first + count] by bulk copies, a contiguous part by each program."""
     each = (count + tl.num_programs(0) - 1) // tl.num_programs(0)
     begin = tl.minimum(tl.program_id(0) * each, count)
     row = tl.minimum(first + begin, last)
@@ -206,19 +220,21 @@ def _send_stretch(target, source, first, count, last, WORDS: tl.constexpr):
 
 
 @triton.jit
-def _land(out, landed, begin, peer, count, verdict, shard, WORDS: tl.constexpr, sizes: tl.constexpr):
-    """A peer's rows to their place; void ones where it did not send them in time."""
-    source, target = landed + peer.to(tl.int64) * shard * WORDS, out + begin.to(tl.int64) * WORDS
+def _copy_received(out, staging, begin, peer, count, verdict, shard, WORDS: tl.constexpr, sizes: tl.constexpr):
+    """Copy a peer's rows from staging to `out` from row `begin` on; VOID_WORDs if they did not arrive in time."""
+    source, target = staging + peer.to(tl.int64) * shard * WORDS, out + begin.to(tl.int64) * WORDS
     if verdict == 1:
-        _move_rows(target, source, None, 0, count, shard, WORDS, sizes)
+        _copy_rows(target, source, None, 0, count, shard, WORDS, sizes)
     else:
-        _fill(target, 0, VOID, count, WORDS, sizes)
+        _fill(target, 0, VOID_WORD, count, WORDS, sizes)
 
 
 @triton.jit
-def _move_rows(target, source, chosen, first, count, last, WORDS: tl.constexpr, sizes: tl.constexpr):
-    """`target[:count] = source[chosen[first : first + count]]`, or without `chosen` rows from `first` on; rows of
-    WORDS, those of `source` below `last`. Programs take turns."""
+def _copy_rows(target, source, chosen, first, count, last, WORDS: tl.constexpr, sizes: tl.constexpr):
+    """Set target[:count] = source[chosen[first : first + count]]; with chosen None source[first : first + count].
+
+    Rows of WORDS words; an index outside `[0, last)` copies nothing. Programs stride over blocks.
+    """
     ROWS: tl.constexpr = sizes.step_rows
     BLOCK: tl.constexpr = sizes.step_words
     across: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK
@@ -236,7 +252,7 @@ def _move_rows(target, source, chosen, first, count, last, WORDS: tl.constexpr, 
 
 @triton.jit
 def _fill(target, first, value, end, WORDS: tl.constexpr, sizes: tl.constexpr):
-    """`target[first:end] = value`, rows of WORDS."""
+    """Set target[first:end] = value, rows of WORDS words."""
     ROWS: tl.constexpr = sizes.step_rows
     BLOCK: tl.constexpr = sizes.step_words
     across: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK

@@ -1,4 +1,4 @@
-"""Results of a call that failed: NaN."""
+"""Fills the result of a failed call with NaN."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from overweave.memory.device.signals import ABORT, STRIDE
 
 @triton.jit
 def void_kernel(words, out, elements, BLOCK: tl.constexpr):
-    """All of `out` becomes NaN if a wait of this rank, or of a peer, has failed: words are those of waits."""
+    """Fill `out` with NaN if the abort word (words[0]) is set: a wait of this rank, or of a peer, has failed."""
     if tl.load(words + ABORT * STRIDE, volatile=True) != 0:
         for first in range(tl.program_id(0) * BLOCK, elements, tl.num_programs(0) * BLOCK):
             at = tl.full((), 0, tl.int64) + first + tl.arange(0, BLOCK)

@@ -55,7 +55,7 @@ class _Replicated(torch.autograd.Function):
         (x, weight), grad_y, needs_grad = ctx.saved_tensors, grads[0], ctx.needs_input_grad
         if grad_y is None:
             return None, None, None, None
-        if torch.is_grad_enabled() and x is not None:  # each rank's part of a gradient of x, which all have alike
+        if torch.is_grad_enabled() and x is not None:  # so that a gradient of this gradient is summed over ranks
             x = replicated(exchange_in(ctx.group, "replicated_linear"), x)
         grad_x = linear_all_reduce(grad_y, weight.t(), group=ctx.group) if needs_grad[0] else None
         return grad_x, *weight_gradients(grad_y, x, needs_grad[1:3]), None

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DeviceMesh, ProcessGroup
 
-from overweave.compat.torch_names import disable_current_modes, resolve_process_group, world
+from overweave.compat.torch_names import disable_current_modes, get_process_group_store, resolve_process_group, world
 from overweave.errors import GroupError, PeerDied, PeerError, PeerTimeout
 from overweave.ir.schedule import Collective, Operation
 
@@ -216,6 +216,7 @@ def subgroup(group: Group, ranks: Ranks, most_sms: int = 0) -> Group:
     subgroups, key = _SUBGROUPS.setdefault(group.process_group, {}), (ranks, most_sms if is_limited else 0)
     if key not in subgroups:
         members = _global_ranks(group)
+        _know_as_many_groups(group, *key)
         order: dict[str, Any] = {"sort_ranks": False} if CAN_KEEP_ORDER else {}
         process_group = dist.new_group(
             [members[rank] for rank in ranks],
@@ -227,6 +228,18 @@ def subgroup(group: Group, ranks: Ranks, most_sms: int = 0) -> Group:
         )
         subgroups[key] = resolve(process_group)
     return subgroups[key]
+
+
+def _know_as_many_groups(group: Group, ranks: Ranks, most_sms: int) -> None:
+    """Make the ranks that are about to create a group know as many groups: torch names one that its own ranks alone
+    create after them, and after how many each of them knows. A rank that knows fewer creates some of its own.
+    """
+    store, own = get_process_group_store(group.process_group), len(world.pg_names)
+    key = f"overweave groups known before {ranks} of {most_sms}"
+    store.set(f"{key}, rank {group.rank}", str(own))
+    most = max(int(store.get(f"{key}, rank {rank}")) for rank in ranks)
+    for _ in range(most - own):
+        dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def _global_ranks(group: Group) -> list[int]:

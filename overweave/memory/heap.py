@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,6 +19,12 @@ class Heap(Protocol):
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a row-major tensor in this rank's part, `offset` bytes from its start."""
+
+
+def ranks_in_reach(addresses: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Return the ranks whose memory a rank addresses, itself among them. addresses: as of a Heap, in which a rank out
+    of reach has this one's own."""
+    return tuple(at for at, address in enumerate(addresses) if at == rank or address != addresses[rank])
 
 
 # The memory of packed messages (memory/device/packed.py) is apart from the slots: no call prologue protects it.

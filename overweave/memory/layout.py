@@ -87,10 +87,6 @@ def aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-# A space has two halves, used by calls of odd and of even epoch. A half has a part for the messages of each sending
-# rank, and for a two-shot all-reduce a second one for its sums. A part is as large as the plan of the call needs, a
-# half as large as the space has room for.
-
 SMALLEST_HALF_BYTES = 8 << 20
 DATA_WORDS = MESSAGE_DATA_BYTES // INT32_BYTES
 
@@ -165,6 +161,7 @@ def _source_and_out(members: list[Operation], config: PackedConfig) -> tuple[str
 
 
 def _shard_size(whole: Buffer, world_size: int) -> int:
+    """Return the rows of the largest shard."""
     lo, hi = shard_rows(whole.rows, world_size, 0)
     return hi - lo
 

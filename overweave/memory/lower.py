@@ -1,4 +1,4 @@
-"""From a Schedule to addresses: the steps of a copy queue and the operands of a reduction, for one rank and slot."""
+"""Lowers a Schedule's regions and signals to addresses, for one rank and the workspace memory of a call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from overweave.memory.layout import SlotLayout
 
 
 class MemoryRef(Struct, frozen=True):
-    """Where a copy reads or writes: an absolute address, or an offset into an operator's tensor named `tensor`."""
+    """Where a copy reads or writes: an absolute address; or a byte offset into the caller's tensor named `tensor`."""
 
     tensor: str | None
     address: int
@@ -33,7 +33,7 @@ class MemoryRef(Struct, frozen=True):
 
 
 class CopyStep(Struct, frozen=True):
-    """Copy `rows` rows of `row_bytes` bytes."""
+    """Copy `rows` rows of `row_bytes` bytes; rows are `pitch_bytes` apart on either side."""
 
     source: MemoryRef
     target: MemoryRef
@@ -42,14 +42,14 @@ class CopyStep(Struct, frozen=True):
 
 
 class WaitStep(Struct, frozen=True):
-    """Wait until this rank's word at `address` is at least `value`."""
+    """Make the stream wait until this rank's int32 word at `address` is at least `value`."""
 
     address: int
     value: int
 
 
 class WriteStep(Struct, frozen=True):
-    """Set a word of any rank."""
+    """Set an int32 word of any rank, in stream order."""
 
     address: int
     value: int
@@ -58,8 +58,11 @@ class WriteStep(Struct, frozen=True):
 StreamStep = CopyStep | WaitStep | WriteStep
 
 
-class SlotAddresses(Struct, frozen=True):
-    """One slot as one rank sees it. bases: address of each rank's slot in this rank's address space."""
+class WorkspaceAddresses(Struct, frozen=True):
+    """The workspace memory of a call (a slot) as one rank addresses it.
+
+    bases: address of each rank's slot, in this rank's address space: peers' are mapped.
+    """
 
     schedule: Schedule
     dtype: Dtype
@@ -67,11 +70,11 @@ class SlotAddresses(Struct, frozen=True):
     bases: tuple[int, ...]
 
     def signal(self, rank: int, pad: str, index: int) -> int:
-        """Return the address of a signal's word on any rank."""
+        """Return the address of the signal's word on a rank, in this rank's address space."""
         return self.bases[rank] + self.layout.signal_offset(pad, index)
 
-    def place(self, region: Region) -> MemoryRef:
-        """Return where a region starts: an address, or an offset into the caller's tensor of that name."""
+    def memory_ref(self, region: Region) -> MemoryRef:
+        """Return where a region starts: an address in the workspace, or an offset into the caller's tensor."""
         buffer = self.schedule.buffer(region.buffer)
         itemsize = buffer.itemsize_bytes(self.dtype)
         pitch = buffer.cols * itemsize
@@ -81,7 +84,7 @@ class SlotAddresses(Struct, frozen=True):
         return MemoryRef(None, self.bases[region.rank] + self.layout.buffers[buffer.name] + offset, pitch)
 
 
-def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tuple[StreamStep, ...]:
+def copy_steps(addresses: WorkspaceAddresses, operations: Iterable[Operation]) -> tuple[StreamStep, ...]:
     """Lower the operations of one copy-engine queue to stream operations: waits, copies, signal writes, in order.
 
     An empty chunk, or a Copy without sources (it relays notifies), still waits and signals.
@@ -94,14 +97,14 @@ def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tup
     return tuple(steps)
 
 
-def wait_steps(addresses: SlotAddresses, operation: Operation, only: Wait | None = None) -> Iterator[WaitStep]:
+def wait_steps(addresses: WorkspaceAddresses, operation: Operation, only: Wait | None = None) -> Iterator[WaitStep]:
     """Yield stream waits for the signals of an operation's waits. only: for those of this wait alone."""
     for wait in operation.all_waits if only is None else (only,):
         for index in range(*wait.signals):
             yield WaitStep(addresses.signal(operation.rank, wait.pad, index), wait.count)
 
 
-def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[WriteStep]:
+def write_steps(addresses: WorkspaceAddresses, operation: Operation) -> Iterator[WriteStep]:
     """Yield stream writes for an operation's notifies.
 
     A write sets the word to 1: it is the signal's only contributor, which verify checks (ir/verify/engines/replays.py).
@@ -110,7 +113,7 @@ def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[Writ
         yield WriteStep(addresses.signal(notify.rank, notify.pad, notify.signal), 1)
 
 
-def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+def reduction_operands(addresses: WorkspaceAddresses, rank: int, queue: str) -> list[list[int]]:
     """Return one row of addresses per Reduce of the queue: operands in order, output, signals of each notified rank.
 
     Output 0 is the caller's tensor. Rows are padded by 0 to the widths of `reduction_widths`. Raises ScheduleError for
@@ -127,9 +130,9 @@ def reduction_widths(reduces: Sequence[Reduce]) -> tuple[int, int, int]:
     operands: of a sum, at most. first: index of the operand read first: 0, or the one after this rank's own if others
     lie on peers, so that ranks do not all read from one. notified ranks: of a tile, at most, as a power of two.
     """
-    longest = max(reduces, key=lambda reduce: len(reduce.operands), default=None)
-    operands = [operand.rank for operand in longest.operands] if longest else []
-    own = operands.index(longest.rank) if longest and longest.rank in operands and len(set(operands)) > 1 else -1
+    widest = max(reduces, key=lambda reduce: len(reduce.operands), default=None)
+    operands = [operand.rank for operand in widest.operands] if widest else []
+    own = operands.index(widest.rank) if widest and widest.rank in operands and len(set(operands)) > 1 else -1
     notified_ranks = max((len(reduce.notifies) for reduce in reduces), default=0)
     return len(operands), (own + 1) % max(1, len(operands)), 1 << max(0, notified_ranks - 1).bit_length()
 
@@ -143,10 +146,13 @@ def has_fp32_first_operand(schedule: Schedule, dtype: Dtype, reduces: Iterable[R
     return all(dtype_of(reduce.operands[0]) == SUM_DTYPE != dtype_of(reduce.out) for reduce in reduces)
 
 
-def addend_addresses(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
-    """Return one row per Compute of the queue: for each addend, the address that belongs to row 0 of the output.
+def addend_addresses(addresses: WorkspaceAddresses, rank: int, queue: str) -> list[list[int]]:
+    """Return one row of pointers per Compute of the queue: absolute addresses of its addends, biased by the output's
+    rows.
 
-    A tile adds its output row times the pitch. Rows are padded by 0. All addends lie in the workspace (verify checks).
+    Each is the address of the addend's first row minus `out_row * pitch_bytes`, so that a tile adds its own output row
+    times the pitch. Addends (partial products that the tile adds) lie in symmetric memory, this rank's or a peer's
+    (verify checks). Rows are padded with 0.
     """
     computes = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute)]
     width = max((len(compute.addends) for compute in computes), default=0)
@@ -159,16 +165,16 @@ def addend_row_shifts(schedule: Schedule, rank: int, queue: str) -> tuple[str, l
     The shift of a Compute: row of its addend in that buffer, minus row of its result in the output.
     """
     computes = [op for op in schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute)]
-    places = {(addend.buffer, addend.rank) for compute in computes for addend in compute.addends}
-    if len(places) != 1 or any(len(compute.addends) > 1 or len(compute.out) != 1 for compute in computes):
+    locations = {(addend.buffer, addend.rank) for compute in computes for addend in compute.addends}
+    if len(locations) != 1 or any(len(compute.addends) > 1 or len(compute.out) != 1 for compute in computes):
         return None
-    ((buffer, owner),) = places
+    ((buffer, owner),) = locations
     if owner != rank:
         return None
     return buffer, [sum(part.rows[0] - op.out[0].rows[0] for part in op.addends) for op in computes]
 
 
-def peer_slot_offsets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+def peer_slot_offsets(addresses: WorkspaceAddresses, rank: int, queue: str) -> list[list[int]]:
     """Return, for this rank and then each following one: address of its signals, offset of its slot from the own slot.
 
     Empty if no Compute of the queue stores to a peer.
@@ -180,13 +186,13 @@ def peer_slot_offsets(addresses: SlotAddresses, rank: int, queue: str) -> list[l
     return [[base, base - bases[0]] for base in bases]
 
 
-def _addend_row(addresses: SlotAddresses, compute: Compute, width: int) -> list[int]:
-    places = [addresses.place(region) for region in compute.addends]
-    top = compute.out[0].rows[0] if compute.out else 0
-    return [place.address - top * place.pitch_bytes for place in places] + [0] * (width - len(places))
+def _addend_row(addresses: WorkspaceAddresses, compute: Compute, width: int) -> list[int]:
+    refs = [addresses.memory_ref(region) for region in compute.addends]
+    out_row = compute.out[0].rows[0] if compute.out else 0
+    return [ref.address - out_row * ref.pitch_bytes for ref in refs] + [0] * (width - len(refs))
 
 
-def copy_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+def copy_targets(addresses: WorkspaceAddresses, rank: int, queue: str) -> list[list[int]]:
     """Return one row per operation of a copy kernel's queue: address of the destination's buffer, and of its signals.
 
     Both are 0 for an operation that only waits. Raises ScheduleError for a destination outside of the workspace.
@@ -203,7 +209,7 @@ def copy_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[i
     return rows
 
 
-def slice_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+def slice_targets(addresses: WorkspaceAddresses, rank: int, queue: str) -> list[list[int]]:
     """Return one row per operation of a queue whose tiles push slices of Puts; zeros for other operations.
 
     A row: address of the destination's buffer on the peer, of the peer's signals, of the source's buffer (0: the
@@ -224,14 +230,14 @@ def slice_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[
     return rows
 
 
-def _reduction_row(addresses: SlotAddresses, reduce: Reduce, width: int, notified_ranks: int) -> list[int]:
+def _reduction_row(addresses: WorkspaceAddresses, reduce: Reduce, width: int, notified_ranks: int) -> list[int]:
     """Return the row of one Reduce, padded to `width` operands and `notified_ranks` signals."""
-    places = [addresses.place(region) for region in reduce.operands]
-    if any(place.tensor for place in places):
+    refs = [addresses.memory_ref(region) for region in reduce.operands]
+    if any(ref.tensor for ref in refs):
         found, cure = "an operand is the caller's tensor", "Reduce from symmetric or local buffers"
         raise ScheduleError(f"{reduce.name}: reduce", found, cure)
-    target = addresses.place(reduce.out)
-    operands = [place.address for place in places] + [0] * (width - len(places))
+    target = addresses.memory_ref(reduce.out)
+    operands = [ref.address for ref in refs] + [0] * (width - len(refs))
     signal_bases = [addresses.bases[notify.rank] for notify in reduce.notifies]
     return [
         *operands,
@@ -241,7 +247,7 @@ def _reduction_row(addresses: SlotAddresses, reduce: Reduce, width: int, notifie
     ]
 
 
-def _chunk_copies(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]:
+def _chunk_copies(addresses: WorkspaceAddresses, operation: Operation) -> Iterator[CopyStep]:
     """Yield the copies of an operation that are not empty. Raises ScheduleError for permuted blocks."""
     if any(addresses.schedule.buffer(part.buffer).blocks for part in (*operation.reads, *operation.writes)):
         found, cure = "its blocks are permuted, and copies address rows and columns", "Run it on CPU tensors"
@@ -250,4 +256,4 @@ def _chunk_copies(addresses: SlotAddresses, operation: Operation) -> Iterator[Co
         if not source.is_empty:
             rows, cols = source.shape
             row_bytes = cols * addresses.schedule.buffer(source.buffer).itemsize_bytes(addresses.dtype)
-            yield CopyStep(addresses.place(source), addresses.place(target), row_bytes, rows)
+            yield CopyStep(addresses.memory_ref(source), addresses.memory_ref(target), row_bytes, rows)

@@ -23,18 +23,18 @@ from overweave.errors import MachineError
 
 _RELAXED, _CURE = 2, "See `overweave doctor`"  # SOURCE: cuda.h, CU_STREAM_CAPTURE_MODE_RELAXED
 Params = ParamSpec("Params")
-Made = TypeVar("Made")
+Allocated = TypeVar("Allocated")
 
 
-def outside_modes_and_pools(make: Callable[Params, Made]) -> Callable[Params, Made]:
-    """Decorate a function that allocates: it runs outside of all modes and, if CUDA is in use, of all memory pools.
+def outside_modes_and_pools(allocate: Callable[Params, Allocated]) -> Callable[Params, Allocated]:
+    """Decorate a function that allocates: it runs outside of torch modes and, if CUDA is in use, of memory pools.
 
     What the function enqueued on its stream has ended when it returns.
     """
 
-    @wraps(make)
-    def wrapper(*arguments: Params.args, **options: Params.kwargs) -> Made:
-        call = partial(make, *arguments, **options)
+    @wraps(allocate)
+    def wrapper(*arguments: Params.args, **options: Params.kwargs) -> Allocated:
+        call = partial(allocate, *arguments, **options)
         return (
             run_in_own_thread(call, torch.cuda.current_device())
             if torch.cuda.is_initialized()
@@ -44,19 +44,19 @@ def outside_modes_and_pools(make: Callable[Params, Made]) -> Callable[Params, Ma
     return wrapper
 
 
-def run_in_own_thread(call: Callable[[], Made], device: int) -> Made:
+def run_in_own_thread(call: Callable[[], Allocated], device: int) -> Allocated:
     """Run a function in a new thread, on this GPU, outside of all captures and pools; return or raise its outcome.
 
     An interrupt of the waiting thread is raised in the new one, so that it tells its peers, and then here.
     """
-    results: list[Made] = []
-    raised: list[BaseException] = []
+    results: list[Allocated] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(_run_and_synchronize(call, device))
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-            raised.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=run, name="overweave prepares", daemon=True)
     thread.start()
@@ -66,12 +66,12 @@ def run_in_own_thread(call: Callable[[], Made], device: int) -> Made:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(type(error)))
         thread.join()
         raise
-    if raised:
-        raise raised[0]
+    if errors:
+        raise errors[0]
     return results[0]
 
 
-def _run_and_synchronize(call: Callable[[], Made], device: int) -> Made:
+def _run_and_synchronize(call: Callable[[], Allocated], device: int) -> Allocated:
     """Run a function in this new thread, and wait for its stream."""
     torch.cuda.set_device(device)
     exempt_thread_from_capture()
@@ -87,7 +87,7 @@ def exempt_thread_from_capture() -> None:
         raise MachineError("cuThreadExchangeStreamCaptureMode", f"the CUDA driver answered {status}", _CURE)
 
 
-def _outside_modes(call: Callable[[], Made]) -> Made:
+def _outside_modes(call: Callable[[], Allocated]) -> Allocated:
     with torch.inference_mode(False), torch.no_grad():
         return call()
 

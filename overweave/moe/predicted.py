@@ -10,25 +10,20 @@ from collections.abc import Iterable
 from functools import cached_property
 from math import ceil, exp, sqrt
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.exchange import addresses_peers
 from overweave.ir.schedule import Apply
 from overweave.ir.shards import shard_rows
 from overweave.moe.cases import ExpertsCase, popularity
 from overweave.moe.schedules import schedule_for
 from overweave.schedules.records.experts import PLANS, SEQUENTIAL
-from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
 from overweave.schedules.tiles.shape import KernelChoice
 from overweave.sim.cost import size, tile_us
-from overweave.sim.realize import realize
-from overweave.sim.simulate import total_us
-from overweave.tuner.measure.bench import Roofs, measure
+from overweave.tuner.measure.predicted_plans import Predicted, choice_of, plans_us
 
 LAYER = "experts_mlp"  # the operator that computes a whole layer
 BYTES = ITEMSIZE_BYTES["bfloat16"]
@@ -42,21 +37,7 @@ INDEXED, ROUTED_US = 1.15, 12.0
 DEVIATIONS = (-1.4, -0.67, -0.2, 0.2, 0.67, 1.4)
 
 
-class PredictedLayer(Struct, frozen=True):
-    """Predicted microseconds of a layer. alone_us: both matmuls and what is between, without communication. link_us:
-    the library's collectives alone. plans: plan -> time, of those that the machine can run. choice: the plan that would
-    be taken unmeasured."""
-
-    case: ExpertsCase
-    alone_us: float
-    link_us: float
-    plans: dict[str, float]
-    choice: str
-
-    def efficiency(self, plan: str) -> float | None:
-        """Return the part of the sequential plan's communication that a plan hides."""
-        roofs = Roofs(matmul_us=self.alone_us, communication_us=self.link_us, sequential_us=self.plans[SEQUENTIAL])
-        return measure(self.plans[plan], roofs).overlap_efficiency
+PredictedLayer = Predicted[ExpertsCase]
 
 
 def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer:
@@ -64,14 +45,9 @@ def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer
     costs, routing = LayerCosts(case, ranks, machine), case.routing
     moved = routing.tokens * case.hidden * BYTES
     link_us = sum(machine.collective_us(each, ranks, moved) for each in ("all_gather", "reduce_scatter"))
-    schedules = {plan: schedule_for(f"{LAYER}.{plan}", case, ranks) for plan in PLANS}
-    plans = {
-        plan: total_us(realize(schedule, machine), machine, costs)
-        for plan, schedule in schedules.items()
-        if machine.peer_access or not addresses_peers(schedule)
-    }
+    plans = plans_us(((plan, schedule_for(f"{LAYER}.{plan}", case, ranks), costs) for plan in PLANS), machine)
     alone_us = max(costs.layer_us(rank, 1.0) for rank in range(ranks))
-    return PredictedLayer(case, alone_us, link_us, plans, _choice(plans))
+    return Predicted(case, alone_us, link_us, plans, choice_of(plans, SEQUENTIAL))
 
 
 def skew_costs(layers: Iterable[PredictedLayer], plan: str) -> dict[str, float]:
@@ -85,13 +61,6 @@ def skew_costs(layers: Iterable[PredictedLayer], plan: str) -> dict[str, float]:
 
 def _evenly(case: ExpertsCase) -> ExpertsCase:
     return replace(case, routing=replace(case.routing, skew=0.0))
-
-
-def _choice(plans: dict[str, float]) -> str:
-    """The quickest plan, unless the sequential one is within the margin of what nobody measured."""
-    base_us, margin = plans[SEQUENTIAL], NOT_MEASURED.margin
-    quickest = min(plans, key=plans.__getitem__)
-    return quickest if plans[quickest] + margin.us + margin.share * base_us < base_us else SEQUENTIAL
 
 
 class LayerCosts:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from msgspec.structs import replace
 
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
@@ -21,19 +19,9 @@ from overweave.moe.tensor_parallel import all_gather_experts, experts_mlp, exper
 from overweave.schedules.records.experts import PLANS
 from overweave.schedules.records.experts import SEQUENTIAL as NOT_OVERLAPPED
 from overweave.tuner.measure.baselines import COMMUNICATION, MATMUL, NAMED, OURS, SEQUENTIAL
-from overweave.tuner.measure.bench import (
-    BenchRequest,
-    BenchRun,
-    CaseRows,
-    Roofs,
-    device_count,
-    measure,
-    new_run,
-    rank_device,
-    row_of,
-)
-from overweave.tuner.measure.timer import MOST_INPUT_SETS, median, with_graph_warmup
-from overweave.tuner.measure.trial import TimedTrial
+from overweave.tuner.measure.bench import BenchRequest, BenchRun, rank_device
+from overweave.tuner.measure.timer import MOST_INPUT_SETS
+from overweave.tuner.measure.ways import Comparison, Way
 from overweave.tuner.space.shapes import DTYPES
 
 
@@ -98,43 +86,30 @@ class LayerSetup:
         return link_alone(self.given(sample), self.group)
 
 
-class LayerWay(NamedTuple):
-    """A row of the comparison. reads_counts: the host does, so that no graph holds it. plan: of ours."""
-
-    name: str
-    label: str
-    call: Callable[[LayerSetup, int], torch.Tensor]
-    reads_counts: bool = False
-    plan: str = ""
-
-
 ROOFS = (
-    LayerWay(MATMUL, "matmuls alone", LayerSetup.matmuls_alone),
-    LayerWay(COMMUNICATION, "all-gather and reduce-scatter alone", LayerSetup.link_alone),
+    Way(MATMUL, "matmuls alone", LayerSetup.matmuls_alone),
+    Way(COMMUNICATION, "all-gather and reduce-scatter alone", LayerSetup.link_alone),
 )
-LIBRARY = LayerWay(SEQUENTIAL, "library: gather, torch's grouped matmul, scatter", LayerSetup.by_library)
+LIBRARY = Way(SEQUENTIAL, "library: gather, torch's grouped matmul, scatter", LayerSetup.by_library)
 
 
-def ways_of(case: ExpertsCase, plans: tuple[str, ...] = ()) -> tuple[LayerWay, ...]:
+def ways_of(case: ExpertsCase, plans: tuple[str, ...] = ()) -> tuple[Way, ...]:
     """Return the rows of a case. plans: in place of our choice, and of all plans."""
-    chosen = () if plans else (LayerWay(OURS, "overweave", partial(LayerSetup.by_plan, plan=None)),)
+    chosen = () if plans else (Way(OURS, "overweave", partial(LayerSetup.by_plan, plan=None)),)
     named = plans or tuple(PLANS)
     ours = [
-        LayerWay(f"{NAMED}{plan}", f"overweave: {plan}", partial(LayerSetup.by_plan, plan=plan), plan=plan)
-        for plan in named
+        Way(f"{NAMED}{plan}", f"overweave: {plan}", partial(LayerSetup.by_plan, plan=plan), plan=plan) for plan in named
     ]
     if case.parallel == "tensor":
         halves = [plan for plan in named if plan != NOT_OVERLAPPED]
         more = [
-            LayerWay(
-                f"halves.{plan}", f"overweave, halves: {plan}", partial(LayerSetup.by_halves, plan=plan), plan=plan
-            )
+            Way(f"halves.{plan}", f"overweave, halves: {plan}", partial(LayerSetup.by_halves, plan=plan), plan=plan)
             for plan in halves
         ]
     else:
         more = [
-            LayerWay("all_to_all", "library: uneven all-to-alls", LayerSetup.by_all_to_all, reads_counts=True),
-            LayerWay("dispatch", "overweave: dispatch", LayerSetup.by_dispatch, reads_counts=True, plan="dispatch"),
+            Way("all_to_all", "library: uneven all-to-alls", LayerSetup.by_all_to_all, reads_counts=True),
+            Way("dispatch", "overweave: dispatch", LayerSetup.by_dispatch, reads_counts=True, plan="dispatch"),
         ]
     return (*ROOFS, LIBRARY, *chosen, *ours, *more)
 
@@ -145,49 +120,9 @@ def layer_runs(
     group: Group,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Iterator[BenchRun]:
-    """Compare the ways, and yield the run so far after each case. Collective. on_progress: called with the case and
-    the fraction of it that is done."""
-    so_far = new_run(request, group)
-    for case in cases:
-        on_round = partial(on_progress, case.name) if on_progress is not None else None
-        so_far = replace(so_far, cases=(*so_far.cases, _rows_of(case, request, group, on_round)))
-        if request.device == "cuda":
-            torch.cuda.empty_cache()  # weights of one layer leave no room for the next one's
-        yield so_far
-
-
-def _rows_of(
-    case: ExpertsCase, request: BenchRequest, group: Group, on_round: Callable[[float], None] | None
-) -> CaseRows:
-    """Time all ways on one case; each result must agree with the library's. Each is a captured graph, if the backend is
-    NCCL and no host reads counts."""
-    device = rank_device(request.device)
-    setup = LayerSetup(case, group, (device, getattr(torch, DTYPES[request.dtype])))
-    ways = ways_of(case, request.plans)
-    as_graphs = _is_captured(group, device)
-    trial = TimedTrial(setup, with_graph_warmup(request.effort, device), setup.by_library(0), as_graphs)
-    calls = {way.name: partial(way.call, setup) for way in ways}
-    eager = [way.name for way in ways if way.reads_counts]
-    samples = trial.times(calls, [way.name for way in ROOFS], on_round, eager)
-    times = {name: median(values) for name, values in samples.device_us.items()}
-    matmul_us, link_us = times[MATMUL], times[COMMUNICATION]
-    roofs = Roofs(
-        matmul_us=matmul_us,
-        communication_us=link_us,
-        sequential_us=times[SEQUENTIAL],
-        ceiling_us=max(matmul_us, link_us),
+    """Compare the ways, as `Comparison.runs` says."""
+    place = rank_device(request.device), getattr(torch, DTYPES[request.dtype])
+    compared: Comparison[ExpertsCase] = Comparison(
+        lambda case: LayerSetup(case, group, place), lambda case: ways_of(case, request.plans)
     )
-    rows = []
-    for way in ways:
-        if way.name not in trial.left_out:
-            row = row_of((way.name, way.label), samples, way.plan)
-            is_roof = way in ROOFS
-            rows.append(replace(row, speedups={}) if is_roof else replace(row, measures=measure(row.median_us, roofs)))
-    return CaseRows(
-        case=case.matmul, methods=tuple(rows), left_out=trial.left_out, is_replayed=as_graphs, group=case.group
-    )
-
-
-def _is_captured(group: Group, device: torch.device) -> bool:
-    """Whether calls are captured: ranks that share a GPU have gloo, which no graph holds."""
-    return device.type == "cuda" and group.world_size <= device_count()
+    return compared.runs(cases, request, group, on_progress)

@@ -11,7 +11,7 @@ from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
 from overweave.ops.call.devices import current, own_device
-from overweave.ops.call.groups import GroupLike, group_of, refuse
+from overweave.ops.call.groups import GroupLike, group_of, on_islands, refuse
 from overweave.ops.call.prepared import calls_of
 from overweave.ops.explain import device_of, problem_to_choose_for
 from overweave.ops.operators import operator_for
@@ -56,14 +56,14 @@ def tune(
     with resolved.lock, current(where):
         tune_and_learn(problem, resolved, where)
     target = target_of(where, resolved)
-    return choose(problem, target, agreed_knowledge(resolved, target, problem.operator))
+    return choose(on_islands(problem, resolved), target, agreed_knowledge(resolved, target, problem.operator))
 
 
 def tune_and_learn(
     problem: Problem, group: Group, device: torch.device, effort: Effort = EFFORT, on_round: OnRound | None = None
 ) -> Tuned:
     """Measures a problem, keeps what came out, and lets the group choose by it. Collective."""
-    target = target_of(device, group)
+    target, problem = target_of(device, group), on_islands(problem, group)
     agreed_knowledge(group, target, problem.operator)
     setting = Setting(group, device, getattr(torch, problem.dtype), operator_for)
     tuned = tune_problem(problem, setting, target, effort, on_round)

@@ -26,7 +26,8 @@ def islands(group: GroupLike = None) -> Islands:
 
     `members`: the ranks of each island, `hosts`: of each rank the name of its host. Ranks of one host, of one user and
     in one container are an island. Between islands rows travel by the library's collectives alone: plans that read or
-    write peers' memory are not chosen there, and refused where they are asked for.
+    write the memory of all peers are not chosen there, and refused where they are asked for; `islands`, which every
+    operator has, reads and writes that of its island.
     Collective at the first call of a group. OVERWEAVE_ISLAND in the environment of ranks parts those whose names
     differ, wherever they run.
     Raises GroupError for ranks with other versions of the software, MachineError, PeerDied, PeerTimeout.

@@ -50,11 +50,11 @@ def _torch() -> DeviceFinding:
     return DeviceFinding(*_version_status("torch", version))
 
 
-def _version_status(package: str, found: str) -> tuple[Status, str]:
+def _version_status(package: str, version: str) -> tuple[Status, str]:
     """Return a note for a version newer than the newest that was tested: it may work."""
-    if standing(package, found) == "new":
-        return "note", f"{found}, newer than what was tested ({tested(package)}): it may work"
-    return "ok", found
+    if standing(package, version) == "new":
+        return "note", f"{version}, newer than what was tested ({tested(package)}): it may work"
+    return "ok", version
 
 
 def _triton() -> DeviceFinding:
@@ -71,9 +71,11 @@ def _triton() -> DeviceFinding:
         return DeviceFinding(
             "note", f"{found}: calls whose kernel it cannot make take the library path", PACKAGES["triton"]
         )
-    places = [place for place in dict.fromkeys(sys.path) if (Path(place or ".") / "triton" / "__init__.py").is_file()]
-    if len(places) > 1:
-        found = f"{version} of {places[0]}, which hides another in {', '.join(places[1:])}"
+    folders = [
+        folder for folder in dict.fromkeys(sys.path) if (Path(folder or ".") / "triton" / "__init__.py").is_file()
+    ]
+    if len(folders) > 1:
+        found = f"{version} of {folders[0]}, which hides another in {', '.join(folders[1:])}"
         return DeviceFinding("note", found, "Keep one: the version of one may be told for the code of the other")
     return DeviceFinding(*_version_status("triton", version))
 
@@ -129,6 +131,7 @@ def reason_without_gpu() -> tuple[str, str]:
 
 
 def _gpus() -> DeviceFinding:
+    """List the GPUs that torch sees; fail if there is a driver but torch sees none."""
     count = torch.cuda.device_count()
     if not count and shutil.which("nvidia-smi") is None:
         return DeviceFinding("note", "none")

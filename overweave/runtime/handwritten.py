@@ -47,8 +47,8 @@ class Part:
         """Rows and columns."""
         return self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
 
-    def __getitem__(self, place: slice | tuple[slice, slice]) -> Part:
-        rows, cols = place if isinstance(place, tuple) else (place, slice(None))
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> Part:
+        rows, cols = index if isinstance(index, tuple) else (index, slice(None))
         return Part(self.buffer, self.rank, _subrange(self.rows, rows), _subrange(self.cols, cols))
 
 
@@ -95,7 +95,7 @@ class TileEffect:
     """What tiles of a launch read, store and signal (ops/author/tile_schedule.py derives a Schedule from it).
 
     tiles: how the output is divided. makes: the matrix that tiles store to; tensor: its logical name. own: a rank
-    computes the tiles of its shard alone, else all. tells: the channel that signals each tile. mode: on which ranks
+    computes only the tiles of its own shard; else all. tells: the channel that signals each tile. mode: on which ranks
     tiles are stored and signalled, as of `producer_tile_notify`.
     """
 
@@ -134,7 +134,7 @@ class TileMove:
 
 @dataclass(frozen=True)
 class Raise:
-    """Set a counter of `rank` to its full count, which is one."""
+    """Notify: set a channel's counter on `rank` to its full count, which is one."""
 
     channel: str
     counter: int
@@ -155,8 +155,8 @@ AnyBuffer = Callable[[str, int], torch.Tensor]  # of any rank, by name and rank
 
 @dataclass(frozen=True)
 class Uses:
-    """A part of a matrix as a TileTask reads or makes it. tensor: its logical name. row, col: where in that the part
-    begins."""
+    """A part of a matrix that a TileTask reads or makes. tensor: its logical name. row, col: where the part begins in
+    it."""
 
     part: Part
     tensor: str
@@ -166,9 +166,11 @@ class Uses:
 
 @dataclass(frozen=True)
 class TaskTile:
-    """What tiles of a TileTask need and store, if the author says so (ops/author/tile_schedule.py). Which rows of a
-    part they touch may be known at run time alone: a part is an upper bound. shard: of the task's channel, for which
-    they wait."""
+    """What tiles of a TileTask read and store, if the author says so (ops/author/tile_schedule.py).
+
+    Which rows of a part they touch may be known at run time alone: a part is an upper bound. shard: the wait, on the
+    task's channel, for the shard that they read; None: they do not wait.
+    """
 
     reads: tuple[Uses, ...] = ()
     makes: tuple[Uses, ...] = ()
@@ -177,10 +179,11 @@ class TaskTile:
 
 @dataclass(frozen=True)
 class TileTask:
-    """Work of torch on this rank: `run` computes or enqueues it, given the own symmetric buffers by name.
+    """Work of torch on this rank: `run` computes or enqueues it, given a function that returns the own symmetric
+    buffers.
 
-    channel: whose shards the tiles of its kernels wait for, each for its own: `run` is given that channel, too. On the
-    CPU it begins when all shards are there, and is given None.
+    channel: its kernels' tiles wait for shards of this channel, and `run` gets it as a second argument. On the CPU the
+    task begins when all shards have arrived, and `run` gets None.
     """
 
     name: str
@@ -191,8 +194,10 @@ class TileTask:
 
 @dataclass(frozen=True)
 class Sent:
-    """Rows that go to a peer by so many programs, each of which then adds one to a counter there. moves: where they
-    come from, and where they go: upper bounds."""
+    """Rows that go to a peer by so many programs, each of which then adds one to a counter there.
+
+    moves: (source, destination) of the rows: upper bounds.
+    """
 
     moves: tuple[tuple[Part | torch.Tensor, Part], ...]
     channel: str
@@ -201,16 +206,16 @@ class Sent:
 
     @property
     def peer(self) -> int:
-        """Who gets them."""
+        """Return the rank that gets them."""
         return self.moves[0][1].rank
 
 
 @dataclass(frozen=True)
 class TileRows:
-    """Work on rows that tables on the device choose: a kernel, which waits and signals itself.
+    """A kernel on rows that tables on the device choose; it waits and signals itself.
 
-    run: the same in plain torch, for CPU ranks that interpret no kernels: given symmetric buffers of any rank, behind
-    `awaits`, in front of the signals of `sends`. awaits: channels and the ranks whose shards are waited for. reads,
+    run: the same in plain torch, for CPU ranks that interpret no kernels; it gets symmetric buffers of any rank, after
+    the waits of `awaits` and before the signals of `sends`. awaits: (channel, rank whose shard is awaited). reads,
     makes: as of a TileTask.
     """
 
@@ -225,12 +230,19 @@ class TileRows:
 
 @dataclass(frozen=True)
 class TileVoid:
-    """A result, contiguous floats, becomes NaN where a wait has failed."""
+    """Fill a result, contiguous floats, with NaN if a wait has failed."""
 
     result: torch.Tensor
 
 
-TileAction = TileLaunch | TileTask | TileRows | TileVoid | TileMove | Raise | Await
+@dataclass(frozen=True)
+class TileRetire:
+    """Nobody needs what a part of an own symmetric buffer holds: it may be written again in the call."""
+
+    part: Part
+
+
+TileAction = TileLaunch | TileTask | TileRows | TileVoid | TileMove | TileRetire | Raise | Await
 TileStep = tuple[str, TileAction]  # the queue, and what it does
 
 

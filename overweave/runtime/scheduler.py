@@ -64,14 +64,14 @@ class Agenda:
 
     def startable(self) -> list[PendingStep]:
         """Return the steps that may start once their own waits are satisfied."""
-        found = []
+        steps = []
         for name, queue in self._queues.items():
             head = self._heads[name]
             if head == len(queue.steps) or name in self._running:
                 continue
             if not queue.after or all(self._has_passed(other, queue.steps[head].last) for other in queue.after):
-                found.append(queue.steps[head])
-        return found
+                steps.append(queue.steps[head])
+        return steps
 
     def start(self, step: PendingStep, is_done: Callable[[], bool] | None) -> None:
         """Mark a step as started. is_done: returns whether it has completed; None: it has already."""
@@ -83,13 +83,13 @@ class Agenda:
 
     def poll_completed(self) -> list[PendingStep]:
         """Return the running steps that have completed since the last call."""
-        found = []
+        steps = []
         for name, is_done in list(self._running.items()):
             if is_done():
                 del self._running[name]
-                found.append(self._queues[name].steps[self._heads[name]])
-                self.start(found[-1], None)
-        return found
+                steps.append(self._queues[name].steps[self._heads[name]])
+                self.start(steps[-1], None)
+        return steps
 
     def _has_passed(self, name: str, position: int) -> bool:
         steps, head = self._queues[name].steps, self._heads[name]

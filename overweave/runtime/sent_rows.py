@@ -1,4 +1,4 @@
-"""Rows that tables on the device choose, and that ranks send to each other: what those who move them are given."""
+"""Records of expert-parallel dispatch and combine: rows that a rank sends, receives, and returns (kernels/rows.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from overweave.kernels.arguments import SentRows
 
 
 class SendSizes(NamedTuple):
-    """What rows are sent by, alike on all ranks. shard: the most that a rank sends to another. most: that a rank
-    receives. words, beside: int32 words of a row, and of what travels beside it. programs: that push."""
+    """Sizes, the same on all ranks. shard: most rows that a rank sends to another. most: a rank's capacity of received
+    rows.
+
+    words, beside: int32 words of a row, and of its metadata. programs: that push.
+    """
 
     shard: int
     most: int
@@ -21,16 +24,17 @@ class SendSizes(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """The rows that a rank sends. source: kernels/arguments.SentRows. counts: int32 `[W + 1]`, how many to each rank,
-    and why they may be wrong; None: nobody asks."""
+    """The rows that a rank sends. counts: int32 `[W + 1]`, rows for each rank, then error bits; None: not pushed."""
 
     source: SentRows
     counts: torch.Tensor | None
 
 
 class Placed(NamedTuple):
-    """Where received rows go. out `[most, words]`, beside `[most, words beside]` or None, int32. received: int32
-    `[W + 2]`: where the rows of each source begin, where the last end, and the reason for which all are void."""
+    """Where received rows go. out `[most, words]`, int32; beside: their metadata, or None.
+
+    received: int32 `[W + 2]`: first row of each source, end of the last, and error bits: if any, all rows are void.
+    """
 
     out: torch.Tensor
     beside: torch.Tensor | None
@@ -38,8 +42,10 @@ class Placed(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What comes back of tokens. parts `[most, n]`: of this rank, of the rows that it received. places: int32 `[t, W]`,
-    which row of those that a rank sends back is a token's; -1: none. received: of `Placed`."""
+    """Parts of tokens that come back to their ranks. parts `[most, n]`: computed by this rank, of the rows it received.
+
+    places: int32 `[t, W]`, row of a token among those that each rank sends back; -1: none. received: of `Placed`.
+    """
 
     parts: torch.Tensor
     places: torch.Tensor

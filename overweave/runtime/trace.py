@@ -62,8 +62,8 @@ class Stopwatch:
     def records(self, plan: Plan, rank: int) -> list[Record]:
         """Return the records of all steps that were timed, and of their waits."""
         operations = tuple(plan.schedule.of_rank(rank))
-        head_ns = min((begin for _, begin, _ in self._spans), default=self.begin_ns)
-        records = [Record(HEAD, KINDS.index(BEGIN), NOT_A_TILE, 0, self.begin_ns, head_ns)]
+        prologue_end_ns = min((begin for _, begin, _ in self._spans), default=self.begin_ns)
+        records = [Record(HEAD, KINDS.index(BEGIN), NOT_A_TILE, 0, self.begin_ns, prologue_end_ns)]
         for step, begin_ns, end_ns in self._spans:
             if step.is_kernel and step.queue in self.tables:
                 records += tile_records(plan, rank, step.queue, self.tables[step.queue], self.programs)
@@ -109,13 +109,13 @@ def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, program
 
 def with_waits(operations: tuple[Operation, ...], records: list[Record]) -> list[Record]:
     """Return the records, and one for each wait: from when the operation's queue is free until it begins."""
-    head_ns = max((record.end_ns for record in records if record.operation == HEAD), default=0)
+    prologue_end_ns = max((record.end_ns for record in records if record.operation == HEAD), default=0)
     whole = [record for record in records if record.operation != HEAD and record.tile == NOT_A_TILE]
     free_ns: dict[str, int] = {}
     waits: list[Record] = []
     for record in sorted(whole):
         operation = operations[record.operation]
-        free_since_ns = free_ns.get(operation.queue, head_ns)
+        free_since_ns = free_ns.get(operation.queue, prologue_end_ns)
         if operation.all_waits and record.begin_ns - free_since_ns > SHORTEST_WAIT_NS:
             waits.append(record._replace(kind=KINDS.index(WAIT), begin_ns=free_since_ns, end_ns=record.begin_ns))
         free_ns[operation.queue] = record.end_ns

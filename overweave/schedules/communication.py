@@ -50,7 +50,7 @@ A, B = FACTORS  # the tensors of the global matmul
 
 Order = Literal["ring", "all_peers"]
 Rotation = Literal["on", "off"]
-Mover = Literal["copy_engine", "copy_kernel", "bulk_kernel", "tiles", "bulk_tiles"]
+Mover = Literal["copy_engine", "copy_kernel", "bulk_kernel", "tiles", "bulk_tiles", "library"]
 COPYING_KERNELS: tuple[Mover, ...] = (
     "copy_kernel",
     "bulk_kernel",

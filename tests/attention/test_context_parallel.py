@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from typing import Any
@@ -15,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from campaigns.exact import attention_exactness
 from overweave import context_parallel_attention
-from overweave.attention.checks import PLANS
 from overweave.attention.pieces import Merged
 from overweave.errors import InputError, OverweaveError, PeerError
+from overweave.schedules.records.attention import PLANS
 from tests.ranks import run_ranks
 
 OFF = attention_exactness.MOST_OFF
@@ -198,13 +199,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a layout that nobody knows": ({"sequence": "striped"}, "contiguous, zigzag"),
     "zigzag of odd pieces": ({"sequence": "zigzag"}, "Pad to a multiple of 4"),
     "tokens dealt otherwise": ({"tokens": 9}, "passes 3 of tokens=9"),
-    "no such plan": ({"plan": "push"}, "sequential, per_shard, ring, heads"),
+    "no such plan": ({"plan": "push"}, "sequential, per_shard, ring, double_ring, heads"),
     "a window of nothing": ({"window": 0, "is_causal": True}, "its own the last"),
     "a window that sees ahead": ({"window": 2}, "is_causal=True"),
     "a window over documents": (packed(DOCUMENTS, window=2, is_causal=True, plan="ring"), "contiguous rows"),
     "heads that ranks do not divide": (dict.fromkeys("qkv", X[:, :3]) | {"plan": "heads"}, "ranks do not divide 3"),
     "a batch of documents": ({"cu_seqlens": DOCUMENTS}, "packed tokens"),
     "offsets in floats": (packed(DOCUMENTS.float()), "float32"),
+    "a mask in words": ({"is_causal": "yes"}, "is_causal.*got 'yes'.*True or False"),
+    "no number": ({"scale": "small"}, "scale.*got 'small'"),
     "falling offsets": (packed(DOCUMENTS.flip(0)), r"\[6, 2, 0\]"),
     "falling offsets, by heads": (packed(DOCUMENTS.flip(0), plan="heads"), r"\[6, 2, 0\]"),
     "offsets beyond the end": (packed(DOCUMENTS + 1), "within 6 tokens"),
@@ -263,7 +266,32 @@ def with_an_absent_rank(plan: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["per_shard", "ring"])
+@pytest.mark.parametrize("plan", ["per_shard", "ring", "double_ring"])
 def test_who_waits_for_an_absent_rank_says_so(plan: str):
     told = run_ranks(with_an_absent_rank, 3, plan, group_timeout_s=1.0)
     assert told == ["PeerTimeout", "absent", "PeerTimeout"]
+
+
+def calls_in_two_places(plan: str, calls: int) -> list[int]:
+    """How many calls had other bits than the first, and gradients other than theirs, a random rank late in each."""
+    chance, draw = random.Random(0), torch.Generator().manual_seed(dist.get_rank())
+    given = [torch.randn(1, 2, 4, 8, generator=draw).requires_grad_() for _ in "qkv"]
+    first: list[torch.Tensor] = []
+    wrong = [0, 0]
+    for _ in range(calls):
+        late = chance.randrange(2 * dist.get_world_size())
+        if late == dist.get_rank():
+            time.sleep(chance.random() / 500)
+        out = context_parallel_attention(*given, is_causal=True, sequence="zigzag", plan=plan)
+        found = [out.detach(), *torch.autograd.grad(out.square().sum(), given)]
+        first = first or found
+        wrong[0] += not torch.equal(found[0], first[0])
+        wrong[1] += not all(map(torch.equal, found[1:], first[1:]))
+    return wrong
+
+
+@pytest.mark.parametrize("plan", ["ring", "double_ring"])
+@pytest.mark.parametrize("calls", [4, pytest.param(500, marks=pytest.mark.nightly)])
+def test_places_that_are_used_by_turns_keep_calls_apart(calls: int, plan: str):
+    """Four ranks, so that places are written again within a call: 500 calls, and as many of gradients."""
+    assert run_ranks(calls_in_two_places, 4, plan, calls, timeout_s=1200) == [[0, 0]] * 4

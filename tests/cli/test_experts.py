@@ -17,7 +17,7 @@ from overweave.hardware.machine import load
 from overweave.ir.text.parse import from_text
 from overweave.moe.cases import ExpertsCase, RoutingStatistics
 from overweave.moe.predicted import predicted
-from overweave.schedules.records.experts import PLANS, names
+from overweave.schedules.records.experts import EXPERTS, PLANS
 from tests import forked
 from tests.source_tree import ROOT
 
@@ -31,7 +31,7 @@ def called(*words: str, exit_code: int = 0) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", EXPERTS.names())
 def test_what_is_shown_is_proven(name: str, tmp_path: Path):
     text, file, page = tmp_path / "it.txt", tmp_path / "it.json", tmp_path / "it.html"
     text.write_text(called("show", name, "-w", "3", "-o", "m=7", "-o", "n=24"))
@@ -42,7 +42,7 @@ def test_what_is_shown_is_proven(name: str, tmp_path: Path):
     assert "each operation one step" in page.read_text()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", EXPERTS.names())
 def test_numbers_for_programs(name: str):
     report = json.loads(called("simulate", name, *SHAPE, "--json"))
     assert report["plan"] == name
@@ -117,7 +117,7 @@ def test_layers_are_timed_on_own_ranks(tmp_path: Path):
     ("words", "found"),
     [
         (["show", "experts_mlp.pusch"], "nearest first: experts_mlp."),
-        (["show", "experts_mlp.sequential", "-o", "pieces=2"], "'pieces' is unknown. Options of layers: m, n, k"),
+        (["show", "experts_mlp.sequential", "-o", "pieces=2"], "'pieces' is unknown. Options of experts: m, n, k"),
         (["show", "experts_mlp.sequential", "-o", "experts=0"], "experts"),
         (["show", "experts_mlp.sequential", "-o", "topk=9"], "top 9 of 8 experts"),
         (["simulate", "experts_mlp.sequential"], "no shape"),
@@ -129,7 +129,7 @@ def test_layers_are_timed_on_own_ranks(tmp_path: Path):
         (["bench", "experts", "--device=cpu", "--shapes", "mlp"], "one of the sets: moe, tiny"),
         (["bench", "experts", "--device=cpu", "-w", "5"], "over 5 ranks"),
         (["bench", "experts", "--simulate=h200x4", "-w", "16"], "16 ranks"),
-        (["bench", "all_gather_matmul", "--device=cpu", "--tokens=4"], "only experts have tokens"),
+        (["bench", "all_gather_matmul", "--device=cpu", "--tokens=4"], "only experts and attention have tokens"),
     ],
 )
 def test_what_cannot_be_is_refused(words: list[str], found: str):

@@ -9,8 +9,8 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Put, Schedule
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
-    SlotAddresses,
     StreamStep,
+    WorkspaceAddresses,
     WriteStep,
     copy_steps,
     copy_targets,
@@ -23,8 +23,8 @@ from tests.ir.two_ranks import altered, exchange, put, sums, total, whole
 BASES = (1 << 20, 1 << 40)
 
 
-def addresses_of(schedule: Schedule) -> SlotAddresses:
-    return SlotAddresses(schedule, "float32", lay_out(schedule, "float32"), BASES)
+def addresses_of(schedule: Schedule) -> WorkspaceAddresses:
+    return WorkspaceAddresses(schedule, "float32", lay_out(schedule, "float32"), BASES)
 
 
 def steps_of(schedule: Schedule) -> tuple[StreamStep, ...]:
@@ -41,7 +41,7 @@ def test_a_kernel_s_pushes_are_told_their_peers_buffer_and_signals():
     problem = Problem(operator="all_gather_matmul", m=37, n=8, k=8, world_size=3, dtype="float32")
     plan = build("all_gather_matmul.push", problem, {"block_m": 16, "mover": "copy_kernel"})
     layout, bases = lay_out(plan.schedule, "float32"), tuple(rank + 1 << 32 for rank in range(3))
-    targets = copy_targets(SlotAddresses(plan.schedule, "float32", layout, bases), 1, PUSHES)
+    targets = copy_targets(WorkspaceAddresses(plan.schedule, "float32", layout, bases), 1, PUSHES)
     moves = [operation for operation in plan.schedule.of_rank(1) if operation.queue == PUSHES]
     gathered = layout.buffers["gathered"]
     assert targets == [

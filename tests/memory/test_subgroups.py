@@ -98,3 +98,21 @@ def refusals() -> list[str]:
 def test_they_are_refused_where_torch_sorts():
     for told in run_ranks(refusals, 4):
         assert "its ranks are [0, 1, 3, 2] of the world" in told[0]
+
+
+def parts_of_ranks_that_know_unlike_numbers() -> list[int]:
+    """The ranks that a part finds, where one rank of it has made more groups than the other."""
+    group = resolve(None)
+    for _ in range(2 if group.rank == 0 else 0):
+        dist.new_group([0], use_local_synchronization=True)
+    found = []
+    for ranks in ((0, 1), (1, 2), (0, 2)):
+        if group.rank in ranks:
+            sent = torch.ones(1, dtype=torch.int64)
+            dist.all_reduce(sent, group=subgroup(group, ranks).process_group)
+            found.append(int(sent))
+    return found
+
+
+def test_parts_are_made_whatever_number_of_groups_each_rank_knows():
+    assert run_ranks(parts_of_ranks_that_know_unlike_numbers, 3, timeout_s=20) == [[2, 2]] * 3

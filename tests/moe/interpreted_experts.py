@@ -32,7 +32,7 @@ from overweave.runtime.kernel_calls.experts import (  # noqa: E402
     fill_call,
     table_rows,
 )
-from overweave.runtime.kernel_calls.routing import Meeting, RoutingSizes, route_call, tables_of, words_of  # noqa: E402
+from overweave.runtime.kernel_calls.routing import GridBarrier, RoutingSizes, route_call, tables_of, words_of  # noqa: E402
 from overweave.runtime.library import grouped as reference  # noqa: E402
 from overweave.runtime.library.grouped import Grouped  # noqa: E402
 
@@ -256,7 +256,7 @@ def test_tables_are_those_of_plain_torch(name: str, monkeypatch: pytest.MonkeyPa
     is_wrong = (ids < -1) | (ids >= experts)
     want = route(ids.masked_fill(is_wrong, -1), experts, 3)
     sizes = RoutingSizes(ids.numel(), ids.shape[1], experts, 3)
-    meeting = Meeting.on(CPU)
+    meeting = GridBarrier.on(CPU)
     for _ in range(2):
         words = torch.full((words_of(sizes),), -9, dtype=torch.int32)
         call = route_call(ids, words, sizes, meeting)
@@ -270,7 +270,7 @@ def test_tables_are_those_of_plain_torch(name: str, monkeypatch: pytest.MonkeyPa
 def test_programs_that_do_not_meet_leave_tables_in_range_and_say_so(monkeypatch: pytest.MonkeyPatch):
     """The word that ends waits stands for the deadline, which an interpreted wait has not. Who comes last meets all."""
     monkeypatch.setattr(kernel_routing, "PART", 64)
-    sizes, meeting, reasons = RoutingSizes(200, 2, 5, 4), Meeting.on(CPU), set[int]()
+    sizes, meeting, reasons = RoutingSizes(200, 2, 5, 4), GridBarrier.on(CPU), set[int]()
     ids, meeting.state[1] = torch.randint(0, 5, (100, 2), dtype=torch.int32), 1
     for _ in range(8):
         words = torch.full((words_of(sizes),), -9, dtype=torch.int32)

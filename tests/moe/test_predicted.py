@@ -11,6 +11,7 @@ from overweave.moe import predicted as module
 from overweave.moe.cases import ExpertsCase, Parallel, RoutingStatistics, read_experts
 from overweave.moe.predicted import LayerCosts, PredictedLayer, predicted, skew_costs
 from overweave.schedules.records.experts import PLANS, PUSH, SEQUENTIAL
+from overweave.tuner.measure.predicted_plans import choice_of
 
 # Both matmuls alone, and a whole layer by plan, tensor parallel on two H200s (experts.h200x2.2026-11-29.txt), us.
 MEASURED: dict[str, tuple[float, dict[str, float]]] = {
@@ -73,7 +74,7 @@ def test_parts_of_a_layer_take_longer_than_the_whole():
 def test_an_unmeasured_plan_must_gain_its_margin(gained_us: float, is_chosen: bool):
     """100 us and 12 % of the sequential plan's 1,000."""
     times = dict.fromkeys(PLANS, 1000.0 - gained_us) | {SEQUENTIAL: 1000.0}
-    assert (module._choice(times) != SEQUENTIAL) == is_chosen
+    assert (choice_of(times, SEQUENTIAL) != SEQUENTIAL) == is_chosen
 
 
 def test_a_machine_without_peer_access_runs_what_the_library_moves():

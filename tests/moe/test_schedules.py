@@ -10,7 +10,7 @@ from overweave.ir.schedule import Collective, Schedule
 from overweave.ir.verify.plan import verify_schedule
 from overweave.moe.cases import ExpertsCase, RoutingStatistics
 from overweave.moe.schedules import KINDS, schedule_for
-from overweave.schedules.records.experts import OPERATORS, PLANS, names
+from overweave.schedules.records.experts import EXPERTS, OPERATORS, PLANS
 
 INNER = 8 * 840  # which 1 to 8 ranks split
 
@@ -20,14 +20,14 @@ def schedule(name: str, ranks: int = 3, tokens: int = 7) -> Schedule:
 
 
 def test_every_operator_has_every_plan():
-    assert names() == tuple(f"{operator}.{plan}" for operator in OPERATORS for plan in PLANS)
+    assert EXPERTS.names() == tuple(f"{operator}.{plan}" for operator in OPERATORS for plan in PLANS)
     assert tuple(KINDS) == OPERATORS
-    for name in names():
+    for name in EXPERTS.names():
         assert schedule(name).name == name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", EXPERTS.names())
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_it_is_proven(name: str, ranks: int):
     for tokens in {

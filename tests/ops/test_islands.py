@@ -1,4 +1,4 @@
-"""Groups of several islands: every plan whose rows the library moves is exact there, and no other one runs."""
+"""Groups of several islands: plans whose rows cross by the library alone are exact, and no other one runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,25 +58,27 @@ def words_of(method: Method) -> str:
     return f"{method.name} carrier={LIBRARY}" if method.takes("carrier") else method.name
 
 
-def reaches_no_peer(method: Method) -> bool:
-    return not method.addresses_peers({"carrier": LIBRARY} if method.takes("carrier") else {})
+def stays_inside(method: Method) -> bool:
+    return not method.crosses_islands({"carrier": LIBRARY} if method.takes("carrier") else {})
 
 
 def plans(operator: str, is_asked: bool) -> list[str]:
-    """Of an operator, the plans whose rows the library moves; or the others."""
-    return [words_of(each) for each in methods_for(operator) if reaches_no_peer(each) is is_asked]
+    """Of an operator, the plans that reach no peer on another island; or the others."""
+    return [words_of(each) for each in methods_for(operator) if stays_inside(each) is is_asked]
 
 
-def given(operator: Operator, group: Group, seed: int = 0) -> dict[str, Any]:
+def given(operator: Operator, group: Group, seed: int = 0, rows: int = M) -> dict[str, Any]:
     """Small whole numbers, so that every product and every sum of them is exact."""
-    problem = Problem(operator=operator.name, m=M, n=N, k=K, world_size=group.world_size, dtype="float32")
+    m = operator.whole_rows(rows, group.world_size)
+    problem = Problem(operator=operator.name, m=m, n=N, k=K, world_size=group.world_size, dtype="float32")
     generator = torch.Generator().manual_seed(10 * seed + group.rank)
     shapes = {"x": (problem.operand_rows(group.rank), K), "w": (K, N)}
     return {name: torch.randint(-3, 4, shape, generator=generator).float() for name, shape in shapes.items()}
 
 
-def reference(operator: Operator, group: Group, tensors: dict[str, Any]) -> torch.Tensor:
-    y: torch.Tensor = operator.reference(tensors, PlainCollectives(group.process_group, M, 0))
+def reference(operator: Operator, group: Group, tensors: dict[str, Any], rows: int = M) -> torch.Tensor:
+    m = operator.whole_rows(rows, group.world_size)
+    y: torch.Tensor = operator.reference(tensors, PlainCollectives(group.process_group, m, 0))
     return y
 
 
@@ -92,7 +95,24 @@ def wrong_plans() -> list[str]:
     return wrong
 
 
-def with_one_rank_late() -> bool:
+def wrong_rows() -> list[str]:
+    """The rows and operators of which two levels are not exact: fewer rows than ranks, and shards of unlike heights."""
+    group, wrong = resolve(None), []
+    for rows, (name, operator) in product((1, 13), OPERATORS.items()):
+        tensors = given(operator, group, rows=rows)
+        extent = {"m": rows} if operator.has_row_shards else {}
+        y = call(operator, None, tensors | extent | {"plan": "islands"})["y"]
+        if not torch.equal(y, reference(operator, group, tensors, rows)):
+            wrong.append(f"{rows} rows of {name}")
+    return wrong
+
+
+@pytest.mark.parametrize("names", ["aab", "abab"])
+def test_two_levels_are_exact_of_any_rows(names: str):
+    assert run_ranks(on_islands, len(names), names, wrong_rows, timeout_s=TIMEOUT_S) == [[]] * len(names)
+
+
+def with_one_rank_late(plan: str | None) -> bool:
     """Whether calls stay right where the last rank comes later than a lost island is waited for."""
     group, operator = resolve(None), OPERATORS["matmul_all_reduce"]
     right = []
@@ -101,16 +121,18 @@ def with_one_rank_late() -> bool:
             if seed and group.rank == group.world_size - 1:
                 time.sleep(SOON_LOST_S + 0.5 if seed == 1 else 0.1)
             tensors = given(operator, group, seed)
-            right.append(torch.equal(call(operator, None, tensors)["y"], reference(operator, group, tensors)))
+            y = call(operator, None, tensors | {"plan": plan})["y"]
+            right.append(torch.equal(y, reference(operator, group, tensors)))
     return all(right)
 
 
-def test_a_rank_may_be_late():
-    assert run_ranks(on_islands, 3, "aab", with_one_rank_late) == [True] * 3
+@pytest.mark.parametrize("plan", [None, "islands"])
+def test_a_rank_may_be_late(plan: str | None):
+    assert run_ranks(on_islands, 3, "aab", with_one_rank_late, plan) == [True] * 3
 
 
 @pytest.mark.parametrize("names", GROUPS)
-def test_plans_whose_rows_the_library_moves_are_exact(names: str):
+def test_plans_that_reach_no_other_island_are_exact(names: str):
     found = run_ranks(on_islands, len(names), names, wrong_plans, timeout_s=TIMEOUT_S)
     assert found == [[]] * len(names)
 
@@ -118,6 +140,7 @@ def test_plans_whose_rows_the_library_moves_are_exact(names: str):
 def test_every_operator_has_such_plans_and_others():
     assert all(len(plans(name, True)) >= 1 <= len(plans(name, False)) for name in OPERATORS)
     assert any("carrier" in plan for plan in plans("all_gather_matmul", True))
+    assert all(any("islands" in plan for plan in plans(name, True)) for name in OPERATORS)
 
 
 def taken() -> dict[str, str]:
@@ -140,7 +163,8 @@ def refusals() -> list[tuple[str, str]]:
     """Of every plan that moves rows itself, the type and the words of what is raised."""
     group, raised = resolve(None), []
     for name, operator in OPERATORS.items():
-        for plan in plans(name, False):
+        crossing = ["islands carrier=copy_engine"] if name == "all_gather_matmul" else []
+        for plan in (*plans(name, False), *crossing):
             with pytest.raises(OverweaveError) as caught:
                 call(operator, None, given(operator, group) | {"plan": plan})
             raised.append((type(caught.value).__name__, str(caught.value)))
@@ -163,34 +187,55 @@ def test_a_tile_program_is_refused_before_it_runs():
     assert all(NO_REACH in each for each in run_ranks(on_islands, 2, "ab", program))
 
 
-def gradients() -> list[list[float]]:
+def gradients(plan: str | None) -> list[list[float]]:
     """Those of x and of w, operator by operator."""
     group, found = resolve(None), []
     for name, operator in OPERATORS.items():
         passed = {at: each.requires_grad_() for at, each in given(operator, group).items()}
-        y = getattr(ow, name)(passed["x"], passed["w"])
+        y = getattr(ow, name)(passed["x"], passed["w"], plan=plan)
         generator = torch.Generator().manual_seed(0 if operator.shares_sums else group.rank)
         y.backward(torch.randint(-2, 3, y.shape, generator=generator).float())
         found += [each.grad.flatten().tolist() for each in passed.values()]
     return found
 
 
-@pytest.mark.parametrize("names", ["aabb", "aab"])
-def test_gradients_are_those_of_one_island(names: str):
+@pytest.mark.parametrize(("names", "plan"), [("aabb", None), ("aab", None), ("aabb", "islands")])
+def test_gradients_are_those_of_one_island(names: str, plan: str | None):
     apart, together = (
-        run_ranks(on_islands, len(names), each, gradients, timeout_s=TIMEOUT_S) for each in (names, "a" * len(names))
+        run_ranks(on_islands, len(names), each, gradients, by, timeout_s=TIMEOUT_S)
+        for each, by in ((names, plan), ("a" * len(names), None))
     )
     assert apart == together
     assert all(any(numbers) for rank in apart for numbers in rank)
 
 
-def calls_until(began: str, is_odd: bool) -> list[object]:
+def step_on_a_mesh() -> list[object]:
+    """A layer's step on [data, tensor]: rows are gathered by pushes among the ranks of a host, and the gradient of the
+    weight is summed across hosts, on two levels. What islands both groups have, and whether both are exact."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    of_tensor, of_data, right = mesh["tensor"], mesh["data"], []
+    gather, scatter = OPERATORS["all_gather_matmul"], OPERATORS["matmul_reduce_scatter"]
+    for seed in range(2):
+        own = given(gather, resolve(of_tensor), seed + dist.get_rank())
+        y = ow.all_gather_matmul(own["x"], own["w"], of_tensor, plan="push")
+        right.append(torch.equal(y, reference(gather, resolve(of_tensor), own)))
+        grad = {"x": own["x"].t().contiguous(), "w": torch.randint(-3, 4, (own["x"].shape[0], N)).float()}
+        shard = ow.matmul_reduce_scatter(grad["x"], grad["w"], of_data, plan="islands")
+        right.append(torch.equal(shard, reference(scatter, resolve(of_data), grad, K)))
+    return [len(ow.islands(of_tensor).members), len(ow.islands(of_data).members), right]
+
+
+def test_a_mesh_has_tensor_groups_on_hosts_and_data_groups_across():
+    assert run_ranks(on_islands, 4, "aabb", step_on_a_mesh) == [[1, 2, [True] * 4]] * 4
+
+
+def calls_until(began: str, is_odd: bool, plan: str | None = None) -> list[object]:
     """Calls that ranks have agreed on, until one raises. is_odd: the last rank makes others than the rest."""
     group = resolve(None)
     own = {activation: given(OPERATORS["all_gather_matmul"], group) for activation in ("silu", None)}
 
     def made(activation: str | None) -> None:
-        ow.all_gather_matmul(own[activation]["x"], own[activation]["w"], activation=activation)
+        ow.all_gather_matmul(own[activation]["x"], own[activation]["w"], activation=activation, plan=plan)
 
     made("silu")
     made(None)
@@ -216,21 +261,28 @@ def test_calls_of_known_signatures_that_differ_are_named(tmp_path: Path):
         assert raised_s - start_s < 2 * NAMED_WITHIN_S * slowness()  # of forks and calls that agree, too
 
 
-def named_calls(names: str, began: str, lost_after_s: float) -> list[object]:
+def named_calls(names: str, began: str, plan: str | None, lost_after_s: float) -> list[object]:
     with patch.object(between_islands, "LOST_AFTER_S", lost_after_s):
-        found: list[object] = on_islands(names, calls_until, began, False)
+        found: list[object] = on_islands(names, calls_until, began, False, plan)
     return found
 
 
 @pytest.mark.parametrize(
-    ("names", "killed", "lost_after_s"),
-    [("aabb", (2, 3), LOST_AFTER_S), ("aaab", (1,), LOST_AFTER_S), ("ab", (0,), SOON_LOST_S)],
+    ("names", "killed", "plan", "lost_after_s"),
+    [
+        ("aabb", (2, 3), None, LOST_AFTER_S),
+        ("aaab", (1,), None, LOST_AFTER_S),
+        ("ab", (0,), None, SOON_LOST_S),
+        ("aabb", (2, 3), "islands", SOON_LOST_S),
+        ("aab", (1,), "islands", SOON_LOST_S),
+    ],
 )
 def test_a_rank_or_a_host_that_dies_in_a_call_is_named_in_time(
-    names: str, killed: tuple[int, ...], lost_after_s: float, tmp_path: Path
+    names: str, killed: tuple[int, ...], plan: str | None, lost_after_s: float, tmp_path: Path
 ):
     survivors = [rank for rank in range(len(names)) if rank not in killed]
-    with RankProcesses(named_calls, len(names), names, str(tmp_path), lost_after_s, group_timeout_s=60.0) as ranks:
+    told = names, str(tmp_path), plan, lost_after_s
+    with RankProcesses(named_calls, len(names), *told, group_timeout_s=60.0) as ranks:
         end_s = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < len(names):
             assert time.monotonic() < end_s

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 # Each group is one process, which imports torch and triton once.
 INTERPRETED = (
     ("table",),
-    ("kernels", "operands", "skinny", "head", "waits"),
+    ("kernels", "operands", "skinny", "head", "waits", "islands"),
 )
 
 

@@ -35,7 +35,7 @@ def halves(ranks: int, sends: bool, mover: str = "copy_engine", block: int = 2 *
 
 
 def planned(ranks: int, **wanted: ow.AllToAll) -> Plan:
-    plan = author_plan(matmul(2 * BLOCK * ranks, n=COLS, k=COLS), wanted, ranks, "bfloat16", chosen="A")
+    plan = author_plan(matmul(2 * BLOCK * ranks, n=COLS, k=COLS), wanted, ranks, "bfloat16", dual_source="A")
     verify_plan(plan, MachineLimits()).raise_if_refused()
     return plan
 

@@ -44,7 +44,7 @@ def reduction(*movers: str) -> ow.Reduction:
 
 def planned(how: ow.Gather | ow.Reduction) -> Plan:
     tensor = "A" if isinstance(how, ow.Gather) else "C"
-    plan = author_plan(matmul(96, n=COLS, k=COLS), {tensor: how}, how.world_size, "bfloat16", chosen="A")
+    plan = author_plan(matmul(96, n=COLS, k=COLS), {tensor: how}, how.world_size, "bfloat16", dual_source="A")
     verify_plan(plan, MachineLimits()).raise_if_refused()
     return plan
 
@@ -99,7 +99,7 @@ def staged(m: int) -> ow.Gather:
 @pytest.mark.parametrize(("m", "chosen"), [(100, "A"), (4 * BLOCK, None)])
 def test_tiles_carry_from_where_a_shard_was_copied_for_peers(m: int, chosen: str | None):
     """The kernel has no pointer to the caller's shard, as no tile reads it there."""
-    plan = author_plan(matmul(m, n=COLS, k=COLS), {"A": staged(m)}, 2, "bfloat16", chosen=chosen)
+    plan = author_plan(matmul(m, n=COLS, k=COLS), {"A": staged(m)}, 2, "bfloat16", dual_source=chosen)
     verify_plan(plan, MachineLimits()).raise_if_refused()
     (put,) = (one for one in plan.schedule.operations if isinstance(one, Put))
     assert [(one.buffer, one.rows) for one in put.sources] == [("A.gathered", (0, m // 4))]
@@ -111,7 +111,7 @@ def test_tiles_carry_from_where_a_shard_was_copied_for_peers(m: int, chosen: str
 
 
 def test_tiles_carry_from_the_callers_shard_where_they_read_it_there():
-    plan = author_plan(matmul(4 * BLOCK, n=COLS, k=COLS), {"A": staged(4 * BLOCK)}, 2, "bfloat16", chosen="A")
+    plan = author_plan(matmul(4 * BLOCK, n=COLS, k=COLS), {"A": staged(4 * BLOCK)}, 2, "bfloat16", dual_source="A")
     verify_plan(plan, MachineLimits()).raise_if_refused()
     (put,) = (one for one in plan.schedule.operations if isinstance(one, Put))
     assert [(one.buffer, one.rows) for one in put.sources] == [("A", (0, BLOCK))]

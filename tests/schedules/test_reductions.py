@@ -16,9 +16,10 @@ from overweave.ir.schedule import Apply, Collective, Put, Reduce, Schedule
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.communication import Mover
+from overweave.schedules.moves import island_templates
 from overweave.schedules.moves.gather_templates import Mesh
 from overweave.schedules.moves.provenance import trace_provenance
-from overweave.schedules.moves.reduction_templates import by_islands, reduction_of, round_two_rings
+from overweave.schedules.moves.reduction_templates import reduction_of, round_two_rings
 from overweave.schedules.weave.author_plan import author_plan
 from tests.schedules.weave.test_weave import PUSH
 from tests.tile_spaces import BLOCK, matmul
@@ -85,7 +86,7 @@ def test_columns_that_no_kernel_adds_are_the_librarys():
 
 
 def test_each_sum_crosses_to_another_island_once():
-    moves = reduction_of(by_islands, None, Mesh(rows=64, cols=8, world_size=8, island=4)).moves
+    moves = reduction_of(island_templates.sums, None, Mesh(rows=64, cols=8, world_size=8, island=4)).moves
     crossing = [move for move in moves if isinstance(move, ow.Put) and move.rank // 4 != move.peer // 4]
     assert len(crossing) == 8
     assert {move.lane for move in crossing} == {1}

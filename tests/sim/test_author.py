@@ -23,7 +23,7 @@ HEADS: dict[str, Any] = {"width": 128, "queries": 1024, "heads": 16, "block": (1
 
 
 def predicted_us(space: TileSpace, wanted: dict[str, str], tile: float = TILE_US) -> float:
-    return total_us(author_plan(space, wanted, 4, "bfloat16", chosen="A"), MACHINE, tile)
+    return total_us(author_plan(space, wanted, 4, "bfloat16", dual_source="A"), MACHINE, tile)
 
 
 def test_overlap_pays_where_the_link_is_busy_beside_tiles():

@@ -13,7 +13,7 @@ from overweave.ir.library_call import library_obstacle
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
-    SlotAddresses,
+    WorkspaceAddresses,
     addend_addresses,
     addend_row_shifts,
     copy_steps,
@@ -34,7 +34,7 @@ def obstacle(plan: Plan) -> str:
         layout = lay_out(plan.schedule, plan.realization.dtype)
         bases = tuple(rank * layout.size_bytes for rank in range(ranks))
         for rank in range(ranks):
-            addresses = SlotAddresses(plan.schedule, plan.realization.dtype, layout, bases)
+            addresses = WorkspaceAddresses(plan.schedule, plan.realization.dtype, layout, bases)
             for action in launch_order(plan, rank):
                 _bind(plan, addresses, action, rank)
             waits_without_deadline(plan, rank)
@@ -45,7 +45,7 @@ def obstacle(plan: Plan) -> str:
     return next(filter(None, gates), "")
 
 
-def _bind(plan: Plan, addresses: SlotAddresses, action: QueueLaunch, rank: int) -> None:
+def _bind(plan: Plan, addresses: WorkspaceAddresses, action: QueueLaunch, rank: int) -> None:
     """What binding one launch of a rank asks of the plan."""
     engine, queue = action.engine, action.queue
     if engine == COPY_ENGINE:

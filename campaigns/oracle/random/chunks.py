@@ -10,11 +10,11 @@ from overweave.ir.shards import piece_rows, shard_rows
 from overweave.ir.tensors import product
 from overweave.schedules.catalog.compose import MatmulFootprint, compose
 from overweave.schedules.communication import A, B, W, Y
+from overweave.schedules.moves import island_templates
 from overweave.schedules.moves.gather_templates import (
     Mesh,
     across_mesh,
     at_once,
-    by_islands,
     gather_of,
     pull,
     push,
@@ -24,7 +24,7 @@ from overweave.schedules.moves.gather_templates import (
 from overweave.schedules.moves.moves import Chunk, Collective, Gather, GatherMove, Get, Put
 from overweave.schedules.moves.transfers import transferred
 
-TEMPLATES = (at_once, push, pull, across_mesh, round_ring, round_two_rings, by_islands)
+TEMPLATES = (at_once, push, pull, across_mesh, round_ring, round_two_rings, island_templates.gather)
 DEPTH, WIDTH = 16, 8  # columns of what is gathered, and of the product
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from campaigns.oracle.random.drafts import Draft, Place, Sharding, cut, every_credit, one, rotation, tell
-from overweave.ir.schedule import Collective, Compute, Copy, Get, Notify, Put, Schedule
+from overweave.ir.schedule import Collective, Compute, Copy, Get, Notify, Put, Retire, Schedule
 from overweave.ir.tensors import product
 
 
@@ -159,4 +159,39 @@ def into_outputs(rng: Random, ranks: int, pieces: int) -> Schedule:
                 draft.idle((rank, "main"), one("arrived", peer * pieces + piece))
         for source in range(ranks):
             draft.want(y(rank, deal.shard(source)), "a", source * deal.m + own[0], 0, ())
+    return draft.schedule(every_credit(ranks))
+
+
+def gather_by_turns(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """Each rank's shard goes to the next rank in pieces, through a slot or two that they use by turns: retired once
+    they are multiplied, in the tiles' queue or beside it."""
+    slots = rng.choice((1, 2))
+    deal = Sharding.draw(rng, ranks, pieces + slots, even=True)
+    draft = Draft("gather_by_turns", ranks)
+    x, w = draft.buffer("x", deal.size, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
+    height = deal.size // deal.count
+    slot, y = draft.buffer("slot", slots * height, deal.k, "symmetric"), draft.buffer("y", deal.size, deal.n, "output")
+    for pad in ("arrived", "multiplied", "free"):
+        draft.pad(pad, deal.count)
+    for queue in ("copies", "ends"):
+        draft.queue(queue)
+    beside = rng.random() < 0.5
+    draft.queue("tiles", rng.choice(("issue", "complete")) if beside else "complete")
+    for rank in range(ranks):
+        after, before = (rank + 1) % ranks, (rank - 1) % ranks
+        (lo, hi), tiles = deal.shard(rank), rng.randint(1, 2)
+        draft.give_gathered(rank, deal, x(rank, (0, hi - lo)), w(rank))
+        for piece, rows in enumerate(deal.pieces(rank)):
+            turn = (piece % slots * height, (piece % slots + 1) * height)
+            waits, told = one("free", piece - slots) if piece >= slots else (), tell("arrived", after, piece)
+            draft.move(Put, (rank, "copies"), (x(rank, rows, lo), slot(after, turn)), waits, told)
+            parts = slot(rank, turn), w(rank), y(rank, (piece * height, (piece + 1) * height))
+            is_last = piece >= deal.count - slots
+            told = tell("multiplied", rank, piece) if beside and not is_last else ()
+            draft.multiply((rank, "tiles"), parts, one("arrived", piece), told, tiles=tiles)
+            if not is_last:
+                at, waits = ((rank, "ends"), one("multiplied", piece, tiles)) if beside else ((rank, "tiles"), ())
+                draft.add(Retire, "retire", at, waits, tell("free", before, piece), regions=(slot(rank, turn),))
+        first = deal.shard(before)[0]
+        draft.want(y(rank), product("a", "b"), first, rank * deal.n, ((0, deal.k),))
     return draft.schedule(every_credit(ranks))

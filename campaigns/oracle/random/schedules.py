@@ -14,7 +14,7 @@ from msgspec import Struct
 from campaigns.oracle.random.chunks import chunked
 from campaigns.oracle.random.endings import finished_sums
 from campaigns.oracle.random.exchanges import exchanged
-from campaigns.oracle.random.gathers import collectives, gather, gather_columns, into_outputs
+from campaigns.oracle.random.gathers import collectives, gather, gather_by_turns, gather_columns, into_outputs
 from campaigns.oracle.random.sums import add_in_any_order, add_in_turn, ring, scatter, scatter_into_tiles
 from campaigns.oracle.random.totals import all_reduces, read_everywhere, stored_at_peers
 from campaigns.oracle.random.waves import exchanged_waves, waves
@@ -31,6 +31,7 @@ class Template(Struct, frozen=True):
 TEMPLATES = (
     Template(gather, lambda ranks: 2 * ranks * (ranks - 1)),
     Template(gather_columns, lambda ranks: 2 * ranks * ranks - ranks),
+    Template(gather_by_turns, lambda ranks: 3 * ranks),
     Template(collectives, lambda ranks: 2 * ranks),
     Template(chunked, lambda ranks: 2 * ranks * (ranks - 1)),
     Template(into_outputs, lambda ranks: 2 * ranks * (ranks - 1)),

@@ -11,15 +11,16 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from msgspec.structs import replace
 
+from overweave.attention.cases import ATTENTION, read_attention
 from overweave.block.cases import BLOCK, read_blocks
 from overweave.cli.bench_table import BenchReport, print_runs, read_report, report_of, write_report
 from overweave.cli.output_file import check_file
-from overweave.cli.predicted_layers import predict_layers
+from overweave.cli.predicted_layers import predict_attention, predict_layers
 from overweave.cli.progress import OnPart, progress
 from overweave.cli.ranks import (
     DeviceChoice,
@@ -36,27 +37,34 @@ from overweave.memory.group import Group
 from overweave.moe.cases import EXPERTS, read_experts
 from overweave.moe.ways import layer_runs
 from overweave.ops.operators import operator_for
-from overweave.schedules.records.experts import PLANS
+from overweave.schedules.records import attention, experts
+from overweave.schedules.records.programs import Programs
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, join_world, runs
 from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
 from overweave.tuner.space.space import candidate_of
 
 NO_MULTICAST_HELP = "The ranks use no NVLink multicast; so it is wherever the environment says so of one library"
-SUBJECTS_HELP = f"{', '.join(OPERATORS)}, block: of a transformer, or experts: a layer of them"
+SUBJECTS_HELP = f"{', '.join(OPERATORS)}, block: of a transformer, experts: a layer of them, or attention"
 RUN_NUMBER = "OVERWEAVE_BENCH_TURN"  # variable with the number of the whole run, from 1, for ranks that we started
 
 
 def bench(
     operator: Annotated[str, typer.Argument(metavar="OP", help=SUBJECTS_HELP)],
-    shapes: Annotated[str, typer.Option(help="A file or set of benchmarks/shapes; else mlp, moe or llama")] = "",
+    shapes: Annotated[
+        str, typer.Option(help="A file or set of benchmarks/shapes; else mlp, moe, llama or attention")
+    ] = "",
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
     device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs where there is one")] = "auto",
     dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     plan: Annotated[list[str] | None, typer.Option(help="Time these plans in place of our choice")] = None,
-    tokens: Annotated[list[int] | None, typer.Option(min=1, help="Of experts: of all ranks, not the shapes'")] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option(min=1, help="Of experts, attention: of all ranks, not the shapes'")
+    ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Whole runs; the middle one is shown, with the spread")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file, case by case")] = None,
-    simulate: Annotated[str | None, typer.Option(help="Predict a block or experts on this machine, no ranks")] = None,
+    simulate: Annotated[
+        str | None, typer.Option(help="Predict a block, experts or attention on this machine, no ranks")
+    ] = None,
     no_multicast: Annotated[bool, typer.Option("--no-multicast", help=NO_MULTICAST_HELP)] = False,
 ) -> None:
     """Compare an operator, a block or a layer of experts with torch and NCCL and with what torch fuses, in one run."""
@@ -66,7 +74,7 @@ def bench(
         return
     place = device_for(device, least=1)
     ranks = rank_count(place, world)
-    shape_set = shapes or {BLOCK: "llama", EXPERTS: "moe"}.get(operator) or usual_set(operator)
+    shape_set = shapes or {BLOCK: "llama", EXPERTS: "moe", ATTENTION: "attention"}.get(operator) or usual_set(operator)
     # Invalid arguments are refused before any rank is started.
     request = BenchRequest(operator=operator, device=place, dtype=dtype, plans=tuple(plan or ()))
     subject = _subject(shape_set, ranks, request, tokens or ())
@@ -91,9 +99,9 @@ def bench(
 
 def _check_tokens(operator: str, tokens: Sequence[int]) -> None:
     """Raise InputError for tokens of what has none."""
-    if tokens and operator != EXPERTS:
+    if tokens and operator not in (EXPERTS, ATTENTION):
         asked = f"bench {operator[:60]} --tokens {tokens[0]}"
-        raise InputError(asked, "only experts have tokens", "Name the rows in a file of --shapes")
+        raise InputError(asked, "only experts and attention have tokens", "Name the rows in a file of --shapes")
 
 
 def _arguments(request: BenchRequest, shapes: str, ranks: int, tokens: Sequence[int], repeat: int) -> list[str]:
@@ -121,11 +129,13 @@ class _Subject(NamedTuple):
 
 
 def _subject(shapes: str, ranks: int, request: BenchRequest, tokens: Sequence[int]) -> _Subject:
-    """Return an operator, blocks or layers of experts on a set. Raises InputError."""
+    """Return an operator, blocks, layers of experts or attention on a set. Raises InputError."""
     if request.operator == BLOCK:
         return _block_subject(shapes, ranks, (request.device, request.dtype), request.plans)
     if request.operator == EXPERTS:
-        return _experts_subject(shapes, ranks, request, tokens)
+        return _program_subject(_EXPERTS_BENCH, shapes, (ranks, tokens), request)
+    if request.operator == ATTENTION:
+        return _program_subject(_ATTENTION_BENCH, shapes, (ranks, tokens), request)
     return _operator_subject(shapes, ranks, request)
 
 
@@ -169,30 +179,50 @@ def _block_subject(
     return _Subject(BLOCK, blocks.source, tuple(case.matmul for case in blocks.cases), compared)
 
 
-def _experts_subject(shapes: str, ranks: int, request: BenchRequest, tokens: Sequence[int]) -> _Subject:
-    """Return the layers of experts in a set. Raises InputError."""
+class _ProgramBench(NamedTuple):
+    """How the cases of a family of programs are read, and compared. fp8: why there is none."""
+
+    family: Programs
+    read: Callable[[str], Any]
+    runs: Callable[..., Iterator[BenchRun]]
+    fp8: str
+
+
+def _attention_runs(*given: Any) -> Iterator[BenchRun]:
+    from overweave.attention.ways import attention_runs  # which imports torch's tensors over meshes
+
+    return attention_runs(*given)
+
+
+_EXPERTS_BENCH = _ProgramBench(experts.EXPERTS, read_experts, layer_runs, "these layers multiply what travels")
+_ATTENTION_BENCH = _ProgramBench(attention.ATTENTION, read_attention, _attention_runs, "torch's kernels have none")
+
+
+def _program_subject(
+    bench: _ProgramBench, shapes: str, place: tuple[int, Sequence[int]], request: BenchRequest
+) -> _Subject:
+    """Return the cases of a set. place: ranks, and tokens in place of the set's. Raises InputError."""
+    asked, plans = f"bench {bench.family.subject}", bench.family.plans
     if request.dtype == "fp8":
-        raise InputError(f"bench {EXPERTS}", "fp8", "Name another dtype: these layers multiply what travels")
+        raise InputError(asked, "fp8", f"Name another dtype: {bench.fp8}")
     for plan in request.plans:
-        if plan not in PLANS:
-            raise InputError(
-                f"bench {EXPERTS} --plan {plan[:60]}",
-                "there is no such plan",
-                nearest("Plans", plan, PLANS, "overweave show"),
-            )
-    layers = read_experts(shapes)
-    cases = layers.on_ranks(ranks, tokens)
+        if plan not in plans:
+            cure = nearest("Plans", plan, plans, "overweave show")
+            raise InputError(f"{asked} --plan {plan[:60]}", "there is no such plan", cure)
+    read = bench.read(shapes)
+    cases = read.on_ranks(*place)
 
     def compared(group: Group, on_progress: OnPart) -> Iterator[BenchRun]:
-        return layer_runs(cases, request, group, on_progress)
+        return bench.runs(cases, request, group, on_progress)
 
-    return _Subject(EXPERTS, layers.source, tuple(case.matmul for case in cases), compared)
+    return _Subject(bench.family.subject, read.source, tuple(case.matmul for case in cases), compared)
 
 
 def _predict(subject: str, shapes: str, tokens: Sequence[int], place: tuple[str, int], file: Path | None) -> None:
-    """Print what is predicted of blocks, or of layers of experts. Raises InputError for anything else."""
-    if subject == EXPERTS:
-        predict_layers(shapes, tokens, place, file)
+    """Print what is predicted of blocks, of layers of experts, or of attention. Raises InputError for anything else."""
+    predictors = {EXPERTS: predict_layers, ATTENTION: predict_attention}
+    if subject in predictors:
+        predictors[subject](shapes, tokens, place, file)
         return
     from overweave.cli.predicted_blocks import predict_blocks  # which imports torch's compiler
 

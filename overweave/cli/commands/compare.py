@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from overweave.cli.commands.simulate import named_plan, plan_of_file
-from overweave.cli.experts import load_for, plan_of_experts
 from overweave.cli.limits import existing_files, limited
 from overweave.cli.output_file import HTML_HELP, page_writer
 from overweave.cli.pictures.gantt import print_gantt, print_table, time_text
 from overweave.cli.plans import options_of
+from overweave.cli.programs import family_of, load_for, plan_of_program
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
@@ -24,7 +24,6 @@ from overweave.ir.timeline.operations import with_contents
 from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, WAIT, Timeline
 from overweave.ir.timeline.trace import MAX_BYTES, from_chrome, is_trace
 from overweave.schedules.methods.registry import METHODS
-from overweave.schedules.records.experts import is_of_experts
 from overweave.sim.cost import AuthorTile
 from overweave.sim.simulate import simulate
 from overweave.untrusted import read_bytes
@@ -72,8 +71,8 @@ def verdict(a: Timeline, b: Timeline) -> str:
 def _timelines(argument: str, shape: str | None, world: int, machine: Machine) -> tuple[Timeline, ...]:
     """Return those of a trace file, or the simulated one. Raises InputError and ScheduleError."""
     name, *options = argument.split()
-    if is_of_experts(name):
-        return (_simulated(*plan_of_experts(name, shape, options_of(options), (world, machine)), machine),)
+    if family_of(name) is not None:
+        return (_simulated(*plan_of_program(name, shape, options_of(options), (world, machine)), machine),)
     if name in METHODS:
         return (_simulated(named_plan(name, shape, world, options_of(options)), None, machine),)
     path = Path(argument)

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from overweave.cli.experts import schedule_of_experts
 from overweave.cli.limits import limited
 from overweave.cli.output_file import HTML_HELP, page_writer, write_file
 from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
+from overweave.cli.programs import FAMILIES, family_of, schedule_of_program
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import Plan
@@ -21,7 +21,6 @@ from overweave.ir.text.parse import to_text
 from overweave.ir.timeline.operations import timeline_of_steps, with_contents
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
-from overweave.schedules.records import experts
 from overweave.schedules.records.options import Option
 from overweave.schedules.weave.transports import transports
 
@@ -48,7 +47,7 @@ def show(
         typer.echo(listing())
         return
     write_page = page_writer(html)
-    value = _read(Path(name), world, option) if _is_file(name) else _build(name, 4 if world is None else world, option)
+    value = _read(Path(name), world, option) if _is_file(name) else built(name, 4 if world is None else world, option)
     schedule, dtype = (value, SOME_DTYPE) if isinstance(value, Schedule) else (value.schedule, value.realization.dtype)
     if html is not None:
         steps = with_contents(timeline_of_steps(schedule), schedule, dtype)
@@ -65,14 +64,20 @@ def show(
     typer.echo(f"{printable(name)}: {len(schedule.operations)} operations on {schedule.world_size} ranks -> {json}")
 
 
+def is_named(name: str) -> bool:
+    """Whether a schedule of the catalog is meant, or a family's program."""
+    return name in METHODS or family_of(name) is not None
+
+
 def _is_file(name: str) -> bool:
-    return name not in METHODS and not experts.is_of_experts(name) and Path(name).is_file()
+    return not is_named(name) and Path(name).is_file()
 
 
-def _build(name: str, world: int, option: list[str] | None) -> Schedule | Plan:
-    """Return the catalog's plan, without tile tables: `load` makes them again; of experts, the schedule."""
-    if experts.is_of_experts(name):
-        return schedule_of_experts(name, options_of(option or []), world)
+def built(name: str, world: int, option: list[str] | None) -> Schedule | Plan:
+    """Return the catalog's plan, without tile tables: `load` makes them again; of a family's program, the schedule.
+    Raises InputError."""
+    if family_of(name) is not None:
+        return schedule_of_program(name, options_of(option or []), world)
     problem, options = problem_of(name, world, options_of(option or []))
     return replace(build(name, problem, options, rank=0), tile_orders=())
 
@@ -88,7 +93,8 @@ def _read(file: Path, world: int | None, option: list[str] | None) -> Schedule |
 def listing() -> str:
     """Return one line per schedule of operators and of annotated kernels: its name, summary and options."""
     lines = [_line(name, method.summary, method.options) for name, method in METHODS.items()]
-    lines += [_line(name, experts.PLANS[experts.operator_and_plan(name)[1]], ()) for name in experts.names()]
+    for family in FAMILIES:
+        lines += [_line(name, family.plans[family.operator_and_plan(name)[1]], ()) for name in family.names()]
     woven = [_line(name, "", transport.options) for name, transport in transports().items()]
     return "\n".join(
         [*lines, "", "Of a tensor of an annotated kernel (docs/directives.md, `overweave compile`):", *woven]

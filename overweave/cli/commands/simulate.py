@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from overweave.cli.experts import load_for, plan_of_experts
 from overweave.cli.limits import errors_as_json, existing_files, limited
 from overweave.cli.output_file import HTML_HELP, page_writer, write_file
 from overweave.cli.pictures.gantt import print_gantt, print_table
 from overweave.cli.plans import case_of, options_of, problem_of, prove, report_rounding
 from overweave.cli.plans import load as load_plan
+from overweave.cli.programs import family_of, load_for, plan_of_program
+from overweave.cli.programs import names as names_of_programs
 from overweave.errors import InputError, nearest
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
@@ -28,7 +29,6 @@ from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WA
 from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
-from overweave.schedules.records import experts
 from overweave.sim.cost import AuthorTile, library_matmul_us, matmul_shape
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate as run
@@ -77,15 +77,15 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help="Print numbers for programs instead")] = False,
 ) -> None:
     """Predict how long a schedule takes on a described machine, and draw it."""
-    is_named = schedule in METHODS or experts.is_of_experts(schedule)
+    is_named = schedule in METHODS or family_of(schedule) is not None
     files = (*(() if is_named else (Path(schedule),)), *existing_files(machine))
     load_for(schedule)
     with errors_as_json(schedule, json), limited(*files):
         ranks = 4 if world is None else world
         write_page, where = page_writer(html), load(machine or default_for(ranks))
         kernel_us: AuthorTile | None = tile_us
-        if experts.is_of_experts(schedule):
-            plan, kernel_us = plan_of_experts(schedule, shape, options_of(option or []), (ranks, where))
+        if family_of(schedule) is not None:
+            plan, kernel_us = plan_of_program(schedule, shape, options_of(option or []), (ranks, where))
         elif is_named:
             plan = named_plan(schedule, shape, ranks, options_of(option or []))
         else:
@@ -130,7 +130,7 @@ def plan_of_file(name: str, file_options: tuple[object, ...], machine: Machine) 
     """Return a file's plan, or its schedule realized for the machine; verified. Raises InputError and ScheduleError.
     file_options: options of the command that do not go with a file."""
     if not Path(name).is_file():
-        cure = nearest("Schedules", name, (*METHODS, *experts.names()), "overweave show")
+        cure = nearest("Schedules", name, (*METHODS, *names_of_programs()), "overweave show")
         raise InputError(f"simulate {printable(name)}", "neither a schedule nor a file", cure)
     if any(each not in (None, []) for each in file_options):
         raise InputError(

@@ -41,7 +41,7 @@ from overweave.compiler.frontend.symbols.values import (
 from overweave.compiler.frontend.walk.evaluate import AccessTrace, StreamStart, TracedAccess
 from overweave.compiler.frontend.walk.follow import STORES, trace_accesses
 from overweave.compiler.frontend.walk.loops import TILES
-from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
+from overweave.compiler.frontend.walk.tl_functions import substitute_ints
 
 COMMUTATIVE_ATOMICS = tuple(f"atomic_{name}" for name in ("add", "max", "min", "and", "or", "xor"))
 
@@ -52,18 +52,18 @@ def check_addresses(kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None
     arguments: those of a call that are not tensors, and `NAME.shape[0]`, `NAME.block_shape[0]` of those that are;
     None before a call.
     """
-    numbers = {name: int(value) for name, value in (arguments or {}).items() if isinstance(value, int)}
-    _Check(kernel, kernel.source.file_numbers | numbers, arguments is not None).check(trace_accesses(kernel, arguments))
+    int_args = {name: int(value) for name, value in (arguments or {}).items() if isinstance(value, int)}
+    _Check(kernel, kernel.source.file_ints | int_args, arguments is not None).check(trace_accesses(kernel, arguments))
 
 
 class _Check:
     """The check of a kernel. variables: axis -> the variable of its block, or of the loop that walks it.
 
-    symbols: the names that directives use for numbers. strides: the parameters that may be strides.
+    symbols: the names in the expressions of directives. strides: the parameters that may be strides.
     """
 
-    def __init__(self, kernel: AnnotatedKernel, numbers: Mapping[str, int], is_call: bool) -> None:
-        self.kernel, self.numbers, self.is_call = kernel, numbers, is_call
+    def __init__(self, kernel: AnnotatedKernel, int_args: Mapping[str, int], has_call_args: bool) -> None:
+        self.kernel, self.int_args, self.has_call_args = kernel, int_args, has_call_args
         loops = {one.directive.axis: kernel.source.module.code_for_node(one.loop.target) for one in kernel.streams}
         self.variables = dict(kernel.block_variables) | loops
         self.lines = kernel.source.text.splitlines()
@@ -78,7 +78,7 @@ class _Check:
             raise self._at(line).error("the blocks are not those of the first region", "Compute them from one tile id")
         stored_ranges: dict[AccessDirective, list[tuple[range, ...]]] = {}
         undecided: set[str] = set()
-        for loop_start in followed.loop_starts if self.is_call else ():
+        for loop_start in followed.loop_starts if self.has_call_args else ():
             self._check_loop_start(loop_start)
         for loop in sorted(frozenset[str]().union(*(one.reordered_loops for one in followed.accesses))):
             self._check_memory_dependence(loop, [one for one in followed.accesses if loop in one.reordered_loops])
@@ -96,7 +96,7 @@ class _Check:
                 stored_ranges.setdefault(access.directive, []).append(ranges)
         missing = {one.directive for one in self.kernel.stores} - stored_ranges.keys()
         for directive in sorted(missing, key=lambda one: one.loc.line):
-            if self.is_call and directive.tensor not in undecided | {one.tensor for one in stored_ranges}:
+            if self.has_call_args and directive.tensor not in undecided | {one.tensor for one in stored_ranges}:
                 raise directive.loc.error(
                     "no tile comes to it in this call", "Leave its directive out, or store in every tile"
                 )
@@ -166,8 +166,8 @@ class _Check:
         address = _address(access)
         alone = frozenset(str(atoms[0]) for atoms, _ in address.terms if len(atoms) == 1 and isinstance(atoms[0], str))
         names = (alone or address.names) & frozenset(self.kernel.source.parameters)
-        pointers = names - self.kernel.symbols - self.kernel.source.constants - self.numbers.keys()
-        return pointers if self.is_call or len(pointers) == 1 else frozenset()
+        pointers = names - self.kernel.symbols - self.kernel.source.constants - self.int_args.keys()
+        return pointers if self.has_call_args or len(pointers) == 1 else frozenset()
 
     def _check_no_program_id(self, access: TracedAccess) -> None:
         """Raise if an address, or a stored value, depends on the program id: the schedule renumbers tiles."""
@@ -196,8 +196,8 @@ class _Check:
         return SourceLine(self.kernel.source.path.name, line, self.lines[line - 1].strip())
 
     def substitute(self, poly: Polynomial) -> Polynomial:
-        """Replace names by their numbers."""
-        return substitute_numbers(poly, self.numbers)
+        """Replace names by the integers of the call, or of the file."""
+        return substitute_ints(poly, self.int_args)
 
     def dims(self, directive: AccessDirective) -> list[Dimension]:
         """Return the dimensions of a row-major tensor, as a directive declares them."""

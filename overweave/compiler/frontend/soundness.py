@@ -279,8 +279,8 @@ def _check_extents(kernel: AnnotatedKernel) -> None:
 
 
 def _step_expression(text: str, source: KernelSource) -> Polynomial:
-    numbers = source.file_numbers
-    return parse_expression(text).substitute(lambda atom: const_poly(numbers[atom]) if atom in numbers else None)
+    constants = source.file_ints
+    return parse_expression(text).substitute(lambda atom: const_poly(constants[atom]) if atom in constants else None)
 
 
 def _callee_name(call: cst.Call) -> str:

@@ -179,6 +179,7 @@ VERBS: dict[str, tuple[WordListField | KeyValueField, ...]] = {
     "get": _TRANSFER,
     "reduce_put": (*_TRANSFER, _TILES, _flag("order", "unordered", "any")),
     "clear": _TRANSFER,
+    "retire": (WordListField("", "regions"),),
     "copy": (KeyValueField("delay_us", "delay_us", default=0), *_TRANSFER),
     "matmul": (WordListField("and", "copies"), _TILES, _THEN, WordListField("scaled", "scales"), _LATE),
     "reduce": (WordListField("", "operands", between=ADD), WordListField("->", "out", is_one=True), _TILES, _THEN),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype
-from overweave.ir.schedule import Apply, Collective, Compute, Operation, Reduce, Region, Schedule
+from overweave.ir.schedule import Apply, Collective, Compute, Operation, Reduce, Region, Retire, Schedule
 from overweave.ir.timeline.timeline import (
     COLLECTIVE,
     COMPUTE,
@@ -87,6 +87,8 @@ def contents_of(schedule: Schedule, dtype: Dtype) -> tuple[Content, ...]:
 def _words(operation: Operation) -> str:
     """Return what an operation reads and writes: `a@0[0:64,0:32] to b@1[0:64,0:32]`."""
     reads, writes = _first_regions(operation.reads), _first_regions(operation.writes)
+    if isinstance(operation, Retire):
+        return f"the end of {_first_regions(operation.regions)}"
     words = " to ".join(filter(None, (reads, writes))) or "nothing: it waits and signals"
     return f"{operation.function} {words}" if isinstance(operation, Collective) else words
 

@@ -11,6 +11,7 @@ from overweave.ir.plan import REDUCE_KERNEL, SIGNAL_CAPACITY, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, OUTPUT, Compute, Name, Operation, Reduce, Region, Schedule
 from overweave.ir.verify.engines.assignment import check_engines
 from overweave.ir.verify.engines.contract import check_contract
+from overweave.ir.verify.engines.islands import check_islands
 from overweave.ir.verify.engines.norm import check_norm, check_sum_epilogue
 from overweave.ir.verify.engines.packed import check_packed, check_skinny
 from overweave.ir.verify.engines.replays import check_replays
@@ -74,6 +75,7 @@ def verify_plan(
     try:
         graph = build_graph(fold_collectives(plan.schedule), findings)
         check_engines(plan, graph, findings)
+        check_islands(plan, findings)
         check_permuted_engines(plan, findings)
         check_counted_engines(plan, findings)
         if not findings.refusals:

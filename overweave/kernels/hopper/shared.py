@@ -1,4 +1,5 @@
-"""What the partitions of the Hopper matmul share: a tuple for each subject, None where a kernel has none of it."""
+"""What the warp-specialised partitions of the Hopper matmul share: one tuple a subject, None where a kernel has
+none."""
 
 from __future__ import annotations
 
@@ -8,55 +9,54 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-# A message is the row's number, or LAST. What all partitions must agree on, and none should wait for memory to know,
-# are bits of it: that a wait was void, and how many of its rectangles of columns a narrow tile lacks.
-#
-# ring: the messages, and for each place an mbarrier that says it is full, and one that says it is empty.
-
-# Nobody is more than two tiles ahead of another: who computes waits for what is loaded, and for the last result to be
-# stored. More messages would only be more mbarriers, which a program makes before it begins.
-RING = gl.constexpr(2)
-VOID, LACKS = gl.constexpr(1 << 30), gl.constexpr(1 << 27)
-NUMBER = gl.constexpr((1 << 27) - 1)
+# The producer sends each claimed tile to the other partitions as one int32 message: the tile's row of the table, or
+# LAST. Bits above it carry what all partitions must agree on without reading memory: VOID_BIT, the tile's wait failed;
+# and how many of the tile's TMA boxes of columns are missing (a narrow tile), in units of MISSING_UNIT. The queue is a
+# ring of QUEUE_LENGTH messages, each with a full and an empty mbarrier. Two suffice: no partition is more than two
+# tiles ahead of another, since consumers wait for loads, and for the last result to be stored.
+QUEUE_LENGTH = gl.constexpr(2)
+VOID_BIT, MISSING_UNIT = gl.constexpr(1 << 30), gl.constexpr(1 << 27)
+TILE_MASK = gl.constexpr((1 << 27) - 1)
 LAST = gl.constexpr(-1)
 
 
 @gluon.jit
-def lacking(message):
-    """How many rectangles of columns the tile is short of a whole one: 0 to 7."""
-    return (message // LACKS) & 7
+def missing_parts(message):
+    """Return how many TMA boxes of columns a message's tile has fewer than a whole tile: 0 to 7."""
+    return (message // MISSING_UNIT) & 7
 
 
 @gluon.jit
-def pass_on(ring, turn, message):
-    """Producer: the next row of the table for the other partitions."""
+def send_message(queue, iteration, message):
+    """Producer: send message number `iteration` to the other partitions; waits until they have read the one it
+    replaces."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    place = turn % RING
-    mbarrier.wait(ring.empty.index(place), ((turn // RING) & 1) ^ 1)
-    ring.messages.index(place).store(gl.full([1], message, gl.int32, layout))
-    mbarrier.arrive(ring.full.index(place), count=1)
+    index = iteration % QUEUE_LENGTH
+    mbarrier.wait(queue.empty.index(index), ((iteration // QUEUE_LENGTH) & 1) ^ 1)
+    queue.messages.index(index).store(gl.full([1], message, gl.int32, layout))
+    mbarrier.arrive(queue.full.index(index), count=1)
 
 
 @gluon.jit
-def receive(ring, turn):
-    """The other partitions: the next row of the table, or LAST."""
+def receive_message(queue, iteration):
+    """Other partitions: wait for message number `iteration` and return it."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    place = turn % RING
-    mbarrier.wait(ring.full.index(place), (turn // RING) & 1)
-    message = gl.max(ring.messages.index(place).load(layout), 0)
-    mbarrier.arrive(ring.empty.index(place), count=1)
+    index = iteration % QUEUE_LENGTH
+    mbarrier.wait(queue.full.index(index), (iteration // QUEUE_LENGTH) & 1)
+    message = gl.max(queue.messages.index(index).load(layout), 0)
+    mbarrier.arrive(queue.empty.index(index), count=1)
     return message
 
 
-class Claim(NamedTuple):
-    """Where the first claim of a program is passed on (start.py), and the mbarrier that says so."""
+class FirstClaim(NamedTuple):
+    """The shared-memory slot by which the first claim is passed on (start.py), and its mbarrier."""
 
-    place: Any
-    passed: Any
+    slot: Any
+    sent: Any
 
 
-class Ring(NamedTuple):
-    """Which row of the table is next (ring.py): messages, and mbarriers that say which are full and empty."""
+class MessageQueue(NamedTuple):
+    """The ring of messages, and the full and empty mbarriers of each."""
 
     messages: Any
     full: Any
@@ -64,7 +64,7 @@ class Ring(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """Tiles of the operands in shared memory, and mbarriers that say which stages are full and empty."""
+    """The pipeline stages: tiles of a and b in shared memory, and a full and an empty mbarrier for each stage."""
 
     a: Any
     b: Any
@@ -73,7 +73,8 @@ class Stages(NamedTuple):
 
 
 class StagedResults(NamedTuple):
-    """What consumers leave to the storer, and mbarriers that say which of the two halves are full and empty."""
+    """Result tiles that consumers store in shared memory for the storer; a full and an empty mbarrier for each
+    consumer."""
 
     tiles: Any
     full: Any
@@ -81,8 +82,10 @@ class StagedResults(NamedTuple):
 
 
 class ReductionArgs(NamedTuple):
-    """What tiles add (received.py): a table of addends, or the tensor map of single ones; the storer's verdict
-    on them, and its mbarrier.
+    """Addends of tiles (tile_end.py). addends: base pointers or row shifts; tiles: the tensor map of single addends, or
+    None.
+
+    verdicts: shared memory for the status of the storer's wait for them; received: its mbarrier.
     """
 
     addends: Any
@@ -92,10 +95,11 @@ class ReductionArgs(NamedTuple):
 
 
 class TileArgs(NamedTuple):
-    """What all partitions but the producer need. products, ends, peers, experts, queue: kernels/arguments.py."""
+    """Arguments of all partitions but the producer. outputs, epilogue_args, peers, experts, queue:
+    kernels/arguments.py."""
 
-    products: Any
-    ends: Any
+    outputs: Any
+    epilogue_args: Any
     sums: ReductionArgs
     peers: Any
     experts: Any

@@ -1,19 +1,19 @@
-"""Every exchange of packed messages: the flag travels with the data, so there is no head of the call and no signal.
+"""Collectives by LL-protocol messages (data and flag in one store): no prologue of the call and no signals.
 
-    gather    each program pushes its part of the own shard to all peers, and stores theirs beside its own
-    scatter   each program pushes its part of every shard to the shard's owner, and adds its part of the own one
-    one_shot  an all-reduce: each program pushes its part of all to all peers, adds theirs and stores the sum
-    two_shot  an all-reduce: a scatter whose sums are pushed to all peers at once, then a gather of these
+    gather    each program pushes its part of the own shard to all peers, and stores their parts in the output
+    scatter   each program pushes its part of every shard to the shard's owner, and sums its part of the own shard
+    one_shot  all-reduce: each program pushes its part of the whole partial to all peers, sums theirs, stores the sum
+    two_shot  all-reduce: a scatter whose sums are pushed to all peers at once, then a gather of these
 
-Programs take their part by ticket, in the order in which they arrive, and push before they wait. So the lowest part
-that some rank has not pushed is held by nobody that waits for a higher one, and one resident program on each rank makes
-progress; of a two-shot, as a program waits for those of the same part only, in its second wait too. All ranks deal
-shards alike to programs, by the longest one; who has fewer rows, or none, sends and hears messages of zeros that nobody
-stores, so every rank hears from every other in each call.
-Every rank adds the same numbers in rank order, in fp32, finishes the sum if there is an epilogue, and rounds once; of
-two shots each sum is made once, by its owner: all ranks have the same bits. With a norm, programs have whole
-rows, where shards have owners one of each; of a scatter the owner norms its row, of an all-reduce every rank all of
-them. What is gathered is moved as it is, whatever its dtype.
+A program takes its part by ticket, in order of arrival, and pushes before it polls. So the lowest part that some rank
+has not pushed is never held by a program that waits for a higher one, and one resident program a rank makes progress;
+in a two-shot a program polls twice, for messages of its own part only. All ranks divide shards among programs alike, by
+the longest shard; a rank with fewer rows, or none, pushes zeros that nobody stores, so that every rank receives from
+every other in each call.
+Every rank adds the same numbers in rank order, in fp32, applies the epilogue if there is one, and rounds once; in a
+two-shot each sum is made once, by its owner: all ranks have the same bits. With RMSNorm, or another row-wise form, a
+program has a whole row: of a scatter the owner norms it, of an all-reduce every rank all rows. A gather moves words,
+whatever their dtype.
 SOURCE: one-shot and two-shot all-reduces as in TensorRT-LLM; flags in the message as in NCCL's LL protocol.
 """
 
@@ -24,15 +24,15 @@ import triton.language as tl
 
 from overweave.kernels.epilogue import (
     Elements,
-    how_many_read,
-    how_many_steps,
-    is_by_words,
-    join,
-    join_along,
-    number_of_row,
-    of_step,
+    combine,
+    combine_axis,
+    input_count,
+    loads_as_words,
     read_input,
-    read_of,
+    row_statistic,
+    step_count,
+    step_field,
+    step_input,
 )
 from overweave.memory.device.packed import (
     DATA_WORDS,
@@ -45,21 +45,22 @@ from overweave.memory.device.packed import (
 from overweave.memory.device.protocol import launch_dependents, wait_for_previous_kernel
 from overweave.memory.device.signals import TIMEOUT_NS, claim_report, write_report
 
-# A program's part is a stretch of `span` words of what a rank sends to another: as many messages as it has under way at
-# a time, or a whole row, which takes it several turns of BLOCK messages each. All ranks deal stretches alike to
-# programs.
+# A program's part is `span` contiguous words of what one rank sends to another: BLOCK messages, or a whole row, which
+# takes several iterations of BLOCK messages.
 
 
 class PackedCall(NamedTuple):
-    """A program's view of a call. part: of this program, in the order of arrival. here: where what rank 0 sends to this
-    rank lies in this call's half; of each further rank, `stride` bytes behind it. mine: where this rank's own lies at
-    each peer, the next rank first. The rest: as of kernels/arguments.py.
+    """A program's view of a call. epoch: of the call. part: this program's, by arrival.
+
+    inbox: address of rank 0's messages to this rank, in the half of this call's epoch; each further rank's are `stride`
+    bytes behind. outboxes: address of this rank's messages at each peer, the next rank first. Others: Messages,
+    ShardSpans and SignalWords of kernels/arguments.py.
     """
 
     epoch: Any
     part: Any
-    here: Any
-    mine: Any
+    inbox: Any
+    outboxes: Any
     timeout_ns: Any
     rank: Any
     stride: Any
@@ -73,55 +74,65 @@ class PackedCall(NamedTuple):
 
 @triton.jit
 def open_call(space, parts, protocol, rank, SENDERS):
-    """How a packed kernel begins: takes its part."""
-    # Added to a tensor: a number of one arrives as a plain number.
+    """Begin a call: take a ticket, and resolve the addresses of messages. Returns a PackedCall."""
+    # Triton passes an argument of 1 as a constexpr: added to a tensor it is one.
     rank = tl.zeros([], tl.int32) + rank
     stride = tl.zeros([], tl.int64) + space.stride
-    # What no ticket is needed for comes first: its loads are under way together with the ticket.
+    # These loads come before the ticket, so that they are in flight together with it.
     timeout_ns = tl.load(protocol.limits + TIMEOUT_NS)
-    here = tl.load(space.spaces + rank)
+    inbox = tl.load(space.spaces + rank)
     peers = ()
     for step in tl.static_range(SENDERS):
         peers += (tl.load(space.spaces + (rank + step + 1) % (SENDERS + 1)),)
     epoch, part = take_ticket(space.state, tl.num_programs(0))
     begin = (epoch & 1).to(tl.int64) * space.half
-    mine = ()
+    outboxes = ()
     for step in tl.static_range(SENDERS):
-        mine += (peers[step] + begin + rank.to(tl.int64) * stride,)
+        outboxes += (peers[step] + begin + rank.to(tl.int64) * stride,)
     return PackedCall(
-        epoch, part, here + begin, mine, timeout_ns, rank, stride, parts.total, parts.shard, parts.span,
+        epoch, part, inbox + begin, outboxes, timeout_ns, rank, stride, parts.total, parts.shard, parts.span,
         protocol.words, protocol.limits, protocol.world_size,
     )  # fmt: skip
 
 
 @triton.jit
-def stretch_of(call, turn, BLOCK: tl.constexpr):
-    """The messages of a program's turn: (where each lies, its first word, how many words of the stretch are left)."""
-    messages = turn * BLOCK + tl.arange(0, BLOCK)
-    within = messages * DATA_WORDS
-    at = (call.part * ((call.span + 2) // DATA_WORDS) + messages).to(tl.int64) * MESSAGE_BYTES
-    return at, call.part * call.span + within, call.span - within
+def iteration_messages(call, iteration, BLOCK: tl.constexpr):
+    """Return, for an iteration's BLOCK messages: byte offset of each in an in- or outbox, its first word, words left in
+    the part."""
+    messages = iteration * BLOCK + tl.arange(0, BLOCK)
+    words_before = messages * DATA_WORDS
+    offsets = (call.part * ((call.span + 2) // DATA_WORDS) + messages).to(tl.int64) * MESSAGE_BYTES
+    return offsets, call.part * call.span + words_before, call.span - words_before
 
 
 @triton.jit
-def words_of(call, owner):
-    """How many words an owner has of all, dealt in shards; none or fewer where it has no rows."""
+def shard_words(call, owner):
+    """Return the number of words in a rank's shard: `call.shard`, fewer or none for the last ranks."""
     return tl.minimum(call.total - owner.to(tl.int64) * call.shard, call.shard).to(tl.int32)
 
 
 @triton.jit
 def poll(traits: tl.constexpr, call, address, inside):
-    """The messages of all peers, as `poll_messages` finds them."""
+    """Poll the messages of all peers: three words of each, then the missing sender (`poll_messages`)."""
     POLL: tl.constexpr = traits.poll.text
-    HELD: tl.constexpr = traits.poll.constraints
+    CONSTRAINTS: tl.constexpr = traits.poll.constraints
     return poll_messages(
-        address, call.stride, call.rank, call.epoch, inside, call.words, call.timeout_ns, traits.senders, POLL, HELD
+        address,
+        call.stride,
+        call.rank,
+        call.epoch,
+        inside,
+        call.words,
+        call.timeout_ns,
+        traits.senders,
+        POLL,
+        CONSTRAINTS,
     )
 
 
 @triton.jit
 def load_words(data, left):
-    """The words of each message: up to three of those that are left."""
+    """Load the three data words of each message; words from `left` on are 0."""
     return (
         tl.load(data, mask=left > 0, other=0),
         tl.load(data + 1, mask=left > 1, other=0),
@@ -131,68 +142,73 @@ def load_words(data, left):
 
 @triton.jit
 def store_words(target, words, left):
-    """Stores the words of each message, up to three of those that are left."""
+    """Store the three data words of each message, but for words from `left` on."""
     for index in tl.static_range(3):
         tl.store(target + index, words[index], mask=left > index)
 
 
 @triton.jit
-def push_to_all(mine, at, words, epoch, inside, SENDERS: tl.constexpr):
-    """The same messages to every peer."""
+def push_to_all(outboxes, offsets, words, epoch, inside, SENDERS: tl.constexpr):
+    """Push the same messages to every peer."""
     for step in tl.static_range(SENDERS):
-        push_message(mine[step] + at, words[0], words[1], words[2], epoch, inside)
+        push_message(outboxes[step] + offsets, words[0], words[1], words[2], epoch, inside)
 
 
 @triton.jit
-def sums_of(traits: tl.constexpr, own, found, rank, is_void, after, start, first, left, n, dtype: tl.constexpr):
-    """The words of each message of the sum of all ranks, finished by the epilogue (kernels/epilogue.py), rounded once.
+def sum_messages(
+    traits: tl.constexpr, own, received, rank, is_void, epilogue_args, start, first, left, n, dtype: tl.constexpr
+):
+    """Return the three words of each message of the sum over all ranks, finished by the epilogue, rounded once.
 
-    They are words of the result from `start + first` on, `left` of them; at `start` a row of n numbers begins.
-    after: kernels/arguments.AfterSums.
+    own: this rank's words. received: of `poll`. They are words of the result from `start + first` on, `left` of them; a
+    row of n numbers begins at `start`. is_void: the sum becomes NaN. epilogue_args: kernels/arguments.SumEpilogueArgs.
     """
     sums = ()
     for index in tl.static_range(DATA_WORDS):
-        low, high = _added(own[index], found, index, rank, is_void, dtype, traits.senders)
-        for step in tl.static_range(how_many_steps(traits.epilogue)):
-            beside = _beside(after.inputs, dtype, start, first, None, index, left > index, n, traits.epilogue, step)
-            low = of_step(traits.epilogue, step, "device")(low, beside[0])
+        low, high = _sum_word(own[index], received, index, rank, is_void, dtype, traits.senders)
+        for step in tl.static_range(step_count(traits.epilogue)):
+            inputs = _read_word_inputs(
+                epilogue_args.inputs, dtype, start, first, None, index, left > index, n, traits.epilogue, step
+            )
+            low = step_field(traits.epilogue, step, "device")(low, inputs[0])
             if dtype.primitive_bitwidth == 16:
-                high = of_step(traits.epilogue, step, "device")(high, beside[1])
-        sums += (word_of(low, high, dtype),)  # type: ignore[assignment]
+                high = step_field(traits.epilogue, step, "device")(high, inputs[1])
+        sums += (pack_word(low, high, dtype),)  # type: ignore[assignment]
     return sums
 
 
 @triton.jit
-def _added(own, found, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, SENDERS: tl.constexpr):
-    """The sum of one word of all ranks, in rank order: two numbers of 16 bits, or one of 32. NaN where it is void."""
+def _sum_word(own, received, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, SENDERS: tl.constexpr):
+    """Sum one word of all ranks in rank order, in fp32: two 16-bit numbers (low, high), or one of 32 bits. NaN if
+    void."""
     low = tl.zeros(own.shape, tl.float32)
     high = tl.zeros(own.shape, tl.float32)
     for source in tl.static_range(SENDERS + 1):
-        # Senders leave no gap where the own rank stands.
-        behind = found[3 * (source if source < SENDERS else source - 1) + index]
-        before = found[3 * (source - 1 if source > 0 else 0) + index]
-        word = tl.where(source == rank, own, tl.where(source < rank, behind, before))
-        numbers = numbers_of(word, dtype)
-        low += numbers[0]
-        high += numbers[1]
+        # received skips the own rank: ranks above it are one position lower.
+        from_lower_ranks = received[3 * (source if source < SENDERS else source - 1) + index]
+        from_higher_ranks = received[3 * (source - 1 if source > 0 else 0) + index]
+        word = tl.where(source == rank, own, tl.where(source < rank, from_lower_ranks, from_higher_ranks))
+        values = unpack_word(word, dtype)
+        low += values[0]
+        high += values[1]
     low = tl.where(is_void, float("nan"), low)
     high = tl.where(is_void, float("nan"), high)
     return low, high
 
 
 @triton.jit
-def told_by(found, sender: tl.constexpr, is_void):
-    """The words of each message of a sender as they came; where they are void, all bits, which is NaN in any dtype."""
+def message_words(received, sender: tl.constexpr, is_void):
+    """Return the three words of each message of one sender; where void all bits set, NaN in any dtype."""
     return (
-        tl.where(is_void, -1, found[3 * sender]),
-        tl.where(is_void, -1, found[3 * sender + 1]),
-        tl.where(is_void, -1, found[3 * sender + 2]),
+        tl.where(is_void, -1, received[3 * sender]),
+        tl.where(is_void, -1, received[3 * sender + 1]),
+        tl.where(is_void, -1, received[3 * sender + 2]),
     )
 
 
 @triton.jit
-def numbers_of(word, dtype: tl.constexpr):
-    """The two numbers of 16 bits in a word, the lower first, or the one of 32, and nought beside it."""
+def unpack_word(word, dtype: tl.constexpr):
+    """Unpack an int32 word to fp32: its two 16-bit numbers, lower first, or (its 32-bit number, 0)."""
     if dtype.primitive_bitwidth == 32:
         return word.to(tl.float32, bitcast=True), tl.zeros(word.shape, tl.float32)
     else:
@@ -201,8 +217,8 @@ def numbers_of(word, dtype: tl.constexpr):
 
 
 @triton.jit
-def word_of(low, high, dtype: tl.constexpr):
-    """Two numbers rounded to 16 bits, or one of 32, as a word."""
+def pack_word(low, high, dtype: tl.constexpr):
+    """Pack two fp32 numbers, rounded to 16 bits, or one of 32 bits, as an int32 word."""
     if dtype.primitive_bitwidth == 32:
         return low.to(tl.int32, bitcast=True)
     else:
@@ -212,127 +228,134 @@ def word_of(low, high, dtype: tl.constexpr):
 
 
 @triton.jit
-def alarm_if_missing(call, missing):
-    """Reports the peer whose message some element of `missing` did not get, if there is one."""
-    late = tl.max(missing, 0)
-    if late > 0:
+def report_missing(call, missing_by_element):
+    """Report a timeout of one missing sender, if any element has one (position among senders plus one; 0: none)."""
+    missing_by_element = tl.max(missing_by_element, 0)
+    if missing_by_element > 0:
         if claim_report(call.words, call.limits):
-            sender = tl.where(late - 1 >= call.rank, late, late - 1)
+            sender = tl.where(missing_by_element - 1 >= call.rank, missing_by_element, missing_by_element - 1)
             write_report(PACKED_OPERATION, sender, call.epoch, 0, call.words, call.limits, call.world_size)
 
 
-# As kernels/reduction.py: `z = sum + residual`, stored, and out of it the elements, each step rounded where torch
-# rounds. A program has whole rows then, in turns; what a row's elements count for is joined over them, and z is read
-# again once the row's number is known.
+# Row-wise forms, as in kernels/reduction.py: z = sum + residual is stored, and `out` computed from it, rounded where
+# torch rounds. A program has a whole row, in several iterations: it accumulates the row's statistic over them, and
+# reads z again once the statistic is known.
 
 
 @triton.jit
-def deliver(out, after, first, sums, left, counted, ROWS: tl.constexpr):
-    """A turn's sums from word `first` on, `left` words of them; returns what elements of rows that are finished later
-    count for, by message, joined with `counted`, that of other turns. after: kernels/arguments.AfterSums; without a
-    residual nothing is added. ROWS: kernels/epilogue.rows_code."""
+def store_or_stage(out, epilogue_args, first, sums, left, combined, ROWS: tl.constexpr):
+    """Store an iteration's sums in `out`, from word `first` on, `left` words; or with a row-wise form stage z.
+
+    Returns `combined` with these elements' contributions to the row statistic, by message. epilogue_args:
+    SumEpilogueArgs; residual None: z is the sum. ROWS: kernels/epilogue.rows_code.
+    """
     if ROWS == 0:
         store_words(out.to(tl.pointer_type(tl.int32)) + first, sums, left)
     else:
-        dtype: tl.constexpr = after.z.dtype.element_ty
-        kept = ()
+        dtype: tl.constexpr = epilogue_args.z.dtype.element_ty
+        staged = ()
         for index in tl.static_range(3):
             word = sums[index]
-            if after.residual is not None:
-                beside = after.residual.to(tl.pointer_type(tl.int32)) + first + index
-                added = numbers_of(tl.load(beside, mask=left > index, other=0), dtype)
-                numbers = numbers_of(word, dtype)
-                word = word_of(numbers[0] + added[0], numbers[1] + added[1], dtype)
-            kept += (word,)  # type: ignore[assignment]
-            value = numbers_of(word, dtype)
-            low, high = of_step(ROWS, 0, "of_element")(value[0]), of_step(ROWS, 0, "of_element")(value[1])
-            counted = join(counted, tl.where(left > index, join(low, high, ROWS), 0.0), ROWS)
-        store_words(after.z.to(tl.pointer_type(tl.int32)) + first, kept, left)
-    return counted
+            if epilogue_args.residual is not None:
+                inputs = epilogue_args.residual.to(tl.pointer_type(tl.int32)) + first + index
+                residual_values = unpack_word(tl.load(inputs, mask=left > index, other=0), dtype)
+                values = unpack_word(word, dtype)
+                word = pack_word(values[0] + residual_values[0], values[1] + residual_values[1], dtype)
+            staged += (word,)  # type: ignore[assignment]
+            value = unpack_word(word, dtype)
+            low, high = step_field(ROWS, 0, "of_element")(value[0]), step_field(ROWS, 0, "of_element")(value[1])
+            combined = combine(combined, tl.where(left > index, combine(low, high, ROWS), 0.0), ROWS)
+        store_words(epilogue_args.z.to(tl.pointer_type(tl.int32)) + first, staged, left)
+    return combined
 
 
 @triton.jit
-def finish_row(traits: tl.constexpr, call, out, after, counted, start, size, turns):
-    """The row that a program has of the `size` words from `start` on, if that is one, out of z.
+def finish_row(traits: tl.constexpr, call, out, epilogue_args, combined, start, size, iterations):
+    """Finish this program's row of z and store it in `out`, if the row is one of the `size` words from `start` on.
 
-    A block barrier stands before: what is read of z may have been written by another thread.
+    A block barrier must stand before: z is read back by other threads than wrote it.
     """
     ROWS: tl.constexpr = traits.rows
-    dtype = after.z.dtype.element_ty
+    dtype = epilogue_args.z.dtype.element_ty
     NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
-    n, begin = call.span * NUMBERS, call.part * call.span
-    number = number_of_row(join_along(counted, 0, ROWS), n, ROWS)
-    if after.numbers is not None:
-        tl.store(after.numbers + (start + begin) // call.span, number, mask=begin < size)
-    for turn in range(turns):
-        _, first, left = stretch_of(call, turn, traits.block)
+    n, first_word = call.span * NUMBERS, call.part * call.span
+    statistic = row_statistic(combine_axis(combined, 0, ROWS), n, ROWS)
+    if epilogue_args.row_statistics is not None:
+        tl.store(epilogue_args.row_statistics + (start + first_word) // call.span, statistic, mask=first_word < size)
+    for iteration in range(iterations):
+        _, first, left = iteration_messages(call, iteration, traits.block)
         left = tl.minimum(left, size - first)
-        row = load_words(after.z.to(tl.pointer_type(tl.int32)) + start + first, left)
-        beside = ()
+        row = load_words(epilogue_args.z.to(tl.pointer_type(tl.int32)) + start + first, left)
+        inputs = ()
         for index in tl.static_range(3):
-            both = _beside(after.inputs, dtype, start, first, first - begin, index, left > index, n, ROWS, 0)
-            beside += (both,)  # type: ignore[assignment]
+            both = _read_word_inputs(
+                epilogue_args.inputs, dtype, start, first, first - first_word, index, left > index, n, ROWS, 0
+            )
+            inputs += (both,)  # type: ignore[assignment]
         words = ()
         for index in tl.static_range(3):
-            value = numbers_of(row[index], dtype)
-            low = of_step(ROWS, 0, "device")(value[0], number, beside[index][0])
-            high = of_step(ROWS, 0, "device")(value[1], number, beside[index][1])
+            value = unpack_word(row[index], dtype)
+            low = step_field(ROWS, 0, "device")(value[0], statistic, inputs[index][0])
+            high = step_field(ROWS, 0, "device")(value[1], statistic, inputs[index][1])
             if out.dtype.element_ty == dtype:
-                words += (word_of(low, high, dtype),)  # type: ignore[assignment]
-            else:  # elements of another size, one by one
-                place = out + (start + first + index).to(tl.int64) * NUMBERS
-                tl.store(place, low.to(out.dtype.element_ty), mask=left > index)
+                words += (pack_word(low, high, dtype),)  # type: ignore[assignment]
+            else:  # out has another element size than z: element by element
+                target = out + (start + first + index).to(tl.int64) * NUMBERS
+                tl.store(target, low.to(out.dtype.element_ty), mask=left > index)
                 if NUMBERS == 2:
-                    tl.store(place + 1, high.to(out.dtype.element_ty), mask=left > index)
+                    tl.store(target + 1, high.to(out.dtype.element_ty), mask=left > index)
         if out.dtype.element_ty == dtype:
             store_words(out.to(tl.pointer_type(tl.int32)) + start + first, words, left)
 
 
 @triton.jit
-def _beside(
-    operands, dtype: tl.constexpr, start, word, col_word, at: tl.constexpr, inside, n, CODE: tl.constexpr,
+def _read_word_inputs(
+    operands, dtype: tl.constexpr, start, word, col_word, index_in_message: tl.constexpr, inside, n, CODE: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
-    """What a step reads for both numbers of words. start: a row's. word, col_word: where messages begin behind it, and
-    in their row; None: a row may begin with the second number of a word. at: which of a message's words.
+    """Return what a step reads for the (low, high) numbers of a word: two tuples.
+
+    start: first word of a row. word, col_word: first word of each message, counted from `start` and from its row; None:
+    a row may begin in the middle of a word. index_in_message: which word of the message.
     """
     NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
-    further: tl.constexpr = NUMBERS - 1
-    own = word + at
-    place = (start + own).to(tl.int64) * NUMBERS
+    SECOND: tl.constexpr = NUMBERS - 1
+    word_of_row = word + index_in_message
+    element = (start + word_of_row).to(tl.int64) * NUMBERS
     if col_word is None:
-        col, next_col = own * NUMBERS % n, (own * NUMBERS + further) % n
+        col, next_col = word_of_row * NUMBERS % n, (word_of_row * NUMBERS + SECOND) % n
     else:
-        col, next_col = (col_word + at) * NUMBERS, (col_word + at) * NUMBERS + further
+        col, next_col = (col_word + index_in_message) * NUMBERS, (col_word + index_in_message) * NUMBERS + SECOND
     low, high = (), ()
-    for index in tl.static_range(how_many_read(CODE, STEP)):
-        if is_by_words(operands, dtype, CODE, STEP, index, col_word is None):
-            address = operands[read_of(CODE, STEP, index, 1)].to(tl.pointer_type(tl.int32))
-            if read_of(CODE, STEP, index, 0) == "yn":
-                address = address + start + own
+    for index in tl.static_range(input_count(CODE, STEP)):
+        if loads_as_words(operands, dtype, CODE, STEP, index, col_word is None):
+            address = operands[step_input(CODE, STEP, index, 1)].to(tl.pointer_type(tl.int32))
+            if step_input(CODE, STEP, index, 0) == "yn":
+                address = address + start + word_of_row
             else:
-                address = address + col_word + at
-            both = numbers_of(tl.load(address, mask=inside, other=0), dtype)
-            low += (both[0],)  # type: ignore[assignment]
-            high += (both[1],)  # type: ignore[assignment]
+                address = address + col_word + index_in_message
+            values = unpack_word(tl.load(address, mask=inside, other=0), dtype)
+            low += (values[0],)  # type: ignore[assignment]
+            high += (values[1],)  # type: ignore[assignment]
         else:
             low += (  # type: ignore[assignment]
-                read_input(operands, None, Elements(place, inside, col, n, 0, 0, None), CODE, STEP, index),
+                read_input(operands, None, Elements(element, inside, col, n, 0, 0, None), CODE, STEP, index),
             )
             high += (  # type: ignore[assignment]
                 read_input(
-                    operands, None, Elements(place + further, inside, next_col, n, 0, 0, None), CODE, STEP, index
+                    operands, None, Elements(element + SECOND, inside, next_col, n, 0, 0, None), CODE, STEP, index
                 ),
             )
     return low, high
 
 
 @triton.jit
-def packed_kernel(source, out, after, space, parts, protocol, rank, n, traits: tl.constexpr):
-    """source: the own partial sums, or the own one of the shards that are gathered. out: what the caller gets, rows of
-    n numbers: all, or the own shard of a scatter. after: what a norm or the epilogue of sums reads. A
-    gather's matmul starts early behind it, any other exchange behind its matmul (memory/device/protocol.py).
-    Tuples and traits: kernels/arguments.py.
+def packed_kernel(source, out, epilogue_args, space, parts, protocol, rank, n, traits: tl.constexpr):
+    """Run the collective that `traits.exchange` names.
+
+    source: this rank's partial sums, or its shard to gather. out: the caller's tensor, rows of n numbers: all, or the
+    own shard of a scatter. A gather lets the next kernel, its matmul, start early; any other starts early itself, and
+    waits for its matmul (memory/device/protocol.py). Tuples and traits: kernels/arguments.py.
     """
     SENDERS: tl.constexpr = traits.senders
     if traits.chained and traits.exchange == "gather":
@@ -341,142 +364,153 @@ def packed_kernel(source, out, after, space, parts, protocol, rank, n, traits: t
     if traits.chained and traits.exchange != "gather":
         wait_for_previous_kernel()
     if traits.exchange == "gather":
-        push_shard(traits, call, source, out, parts.turns)
-        hear_shards(traits, call, call.here, out, after, parts.turns)
+        push_own_shard(traits, call, source, out, parts.iterations)
+        receive_shards(traits, call, call.inbox, out, epilogue_args, parts.iterations)
     elif traits.exchange == "one_shot":
-        counted = sum_all(traits, call, source, out, after, n, parts.turns)
+        combined = one_shot_sum(traits, call, source, out, epilogue_args, n, parts.iterations)
         if traits.rows:
             tl.debug_barrier()
-            finish_row(traits, call, out, after, counted, 0, call.total, parts.turns)
+            finish_row(traits, call, out, epilogue_args, combined, 0, call.total, parts.iterations)
     elif traits.exchange == "scatter":
-        counted = sum_shard(traits, call, source, out, after, n, parts.turns)
+        combined = scatter_sum(traits, call, source, out, epilogue_args, n, parts.iterations)
         if traits.rows:
             tl.debug_barrier()
-            finish_row(traits, call, out, after, counted, 0, words_of(call, call.rank), parts.turns)
+            finish_row(traits, call, out, epilogue_args, combined, 0, shard_words(call, call.rank), parts.iterations)
     else:
-        counted = sum_shard(traits, call, source, out, after, n, parts.turns)
-        behind = call.stride * (SENDERS + 1)
-        of_peers = hear_shards(traits, call, call.here + behind, out, after, parts.turns)
+        combined = scatter_sum(traits, call, source, out, epilogue_args, n, parts.iterations)
+        sums_offset = call.stride * (SENDERS + 1)
+        of_peers = receive_shards(traits, call, call.inbox + sums_offset, out, epilogue_args, parts.iterations)
         if traits.rows:
             tl.debug_barrier()
             start = call.rank.to(tl.int64) * call.shard
-            finish_row(traits, call, out, after, counted, start, words_of(call, call.rank), parts.turns)
+            finish_row(
+                traits, call, out, epilogue_args, combined, start, shard_words(call, call.rank), parts.iterations
+            )
             for sender in tl.static_range(SENDERS):
                 owner = tl.where(sender >= call.rank, sender + 1, sender)
-                first, size = owner.to(tl.int64) * call.shard, words_of(call, owner)
-                finish_row(traits, call, out, after, of_peers[sender], first, size, parts.turns)
+                first, size = owner.to(tl.int64) * call.shard, shard_words(call, owner)
+                finish_row(traits, call, out, epilogue_args, of_peers[sender], first, size, parts.iterations)
 
 
 @triton.jit
-def push_shard(traits: tl.constexpr, call, source, out, turns):
-    """The own shard to all peers, and to its place in `out`."""
+def push_own_shard(traits: tl.constexpr, call, source, out, iterations):
+    """Push the own shard to all peers, and store it in its place in `out`."""
     SENDERS: tl.constexpr = traits.senders
     BLOCK: tl.constexpr = traits.block
-    numbers = source.to(tl.pointer_type(tl.int32))
+    source_words = source.to(tl.pointer_type(tl.int32))
     target = out.to(tl.pointer_type(tl.int32))
-    for turn in range(turns):
-        at, first, left = stretch_of(call, turn, BLOCK)
+    for iteration in range(iterations):
+        offsets, first, left = iteration_messages(call, iteration, BLOCK)
         inside = (left > 0) & (first < call.shard)
-        left_here = tl.minimum(left, words_of(call, call.rank) - first)
-        own = load_words(numbers + first, left_here)
-        push_to_all(call.mine, at, own, call.epoch, inside, SENDERS)
+        left_here = tl.minimum(left, shard_words(call, call.rank) - first)
+        own = load_words(source_words + first, left_here)
+        push_to_all(call.outboxes, offsets, own, call.epoch, inside, SENDERS)
         store_words(target + call.rank.to(tl.int64) * call.shard + first, own, left_here)
 
 
 @triton.jit
-def sum_all(traits: tl.constexpr, call, source, out, after, n, turns):
-    """All of the own partial to all peers, and the sums to `out`. Returns what `deliver` does."""
+def one_shot_sum(traits: tl.constexpr, call, source, out, epilogue_args, n, iterations):
+    """One-shot: push the own partial to all peers, sum all ranks' in `out`. Returns the combined row statistic."""
     SENDERS: tl.constexpr = traits.senders
     BLOCK: tl.constexpr = traits.block
-    numbers = source.to(tl.pointer_type(tl.int32))
-    for turn in range(turns):
-        at, first, left = stretch_of(call, turn, BLOCK)
+    source_words = source.to(tl.pointer_type(tl.int32))
+    for iteration in range(iterations):
+        offsets, first, left = iteration_messages(call, iteration, BLOCK)
         left = tl.minimum(left, call.total - first)
-        push_to_all(call.mine, at, load_words(numbers + first, left), call.epoch, left > 0, SENDERS)
-    counted, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
-    for turn in range(turns):
-        at, first, left = stretch_of(call, turn, BLOCK)
+        push_to_all(call.outboxes, offsets, load_words(source_words + first, left), call.epoch, left > 0, SENDERS)
+    combined, missing = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
+    for iteration in range(iterations):
+        offsets, first, left = iteration_messages(call, iteration, BLOCK)
         left = tl.minimum(left, call.total - first)
-        own = load_words(numbers + first, left)
-        # Who waited in vain in one turn does not wait in the next.
-        found = poll(traits, call, call.here + at, (left > 0) & (late == 0))
-        late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(traits, own, found, call.rank, late > 0, after, 0, first, left, n, source.dtype.element_ty)
-        counted = deliver(out, after, first, sums, left, counted, traits.rows)
-    alarm_if_missing(call, late)
-    return counted
+        own = load_words(source_words + first, left)
+        # An element that timed out once does not wait again.
+        received = poll(traits, call, call.inbox + offsets, (left > 0) & (missing == 0))
+        missing = tl.maximum(missing, received[3 * SENDERS])
+        sums = sum_messages(
+            traits, own, received, call.rank, missing > 0, epilogue_args, 0, first, left, n, source.dtype.element_ty
+        )
+        combined = store_or_stage(out, epilogue_args, first, sums, left, combined, traits.rows)
+    report_missing(call, missing)
+    return combined
 
 
 @triton.jit
-def sum_shard(traits: tl.constexpr, call, source, out, after, n, turns):
-    """Every shard of the own partial to its owner; the own shard's sums to `out`, and, of a two-shot, to all peers.
-    Returns what `deliver` does.
+def scatter_sum(traits: tl.constexpr, call, source, out, epilogue_args, n, iterations):
+    """Push every shard of the own partial to its owner; sum the own shard in `out`, and in a two-shot push it to all
+    peers.
+
+    Returns the combined row statistic.
     """
     SENDERS: tl.constexpr = traits.senders
     BLOCK: tl.constexpr = traits.block
-    numbers = source.to(tl.pointer_type(tl.int32))
-    for turn in range(turns):
-        push_parts(traits, call, numbers, turn)
-    own_start, own_size = call.rank.to(tl.int64) * call.shard, words_of(call, call.rank)
-    start, behind = 0, 0  # of the sums in `out`, and of those among the messages
+    source_words = source.to(tl.pointer_type(tl.int32))
+    for iteration in range(iterations):
+        push_shard_partials(traits, call, source_words, iteration)
+    own_start, own_size = call.rank.to(tl.int64) * call.shard, shard_words(call, call.rank)
+    start, sums_offset = 0, 0  # first word of the own sums in `out`; byte offset of sums in an outbox
     if traits.exchange == "two_shot":
-        start, behind = own_start, call.stride * (SENDERS + 1)
-    counted, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
-    for turn in range(turns):
-        at, first, left = stretch_of(call, turn, BLOCK)
+        start, sums_offset = own_start, call.stride * (SENDERS + 1)
+    combined, missing = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
+    for iteration in range(iterations):
+        offsets, first, left = iteration_messages(call, iteration, BLOCK)
         inside = (left > 0) & (first < call.shard)
         left = tl.minimum(left, own_size - first)
-        own = load_words(numbers + own_start + first, left)
-        found = poll(traits, call, call.here + at, inside & (late == 0))
-        late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(traits, own, found, call.rank, late > 0, after, start, first, left, n, source.dtype.element_ty)
+        own = load_words(source_words + own_start + first, left)
+        received = poll(traits, call, call.inbox + offsets, inside & (missing == 0))
+        missing = tl.maximum(missing, received[3 * SENDERS])
+        sums = sum_messages(
+            traits, own, received, call.rank, missing > 0, epilogue_args, start, first, left, n, source.dtype.element_ty
+        )
         if traits.exchange == "two_shot":
-            # A sum that lacks a part is not sent: who waits for it ends by the alarm, and knows that its call is void.
-            push_to_all(call.mine, behind + at, sums, call.epoch, inside & (late == 0), SENDERS)
-        counted = deliver(out, after, start + first, sums, left, counted, traits.rows)
-    alarm_if_missing(call, late)  # of a two-shot before the second wait, which this ends everywhere
-    return counted
+            # An incomplete sum is not pushed: its readers end by the abort word, and their call is void.
+            push_to_all(call.outboxes, sums_offset + offsets, sums, call.epoch, inside & (missing == 0), SENDERS)
+        combined = store_or_stage(out, epilogue_args, start + first, sums, left, combined, traits.rows)
+    report_missing(call, missing)  # in a two-shot before the second poll, which the abort word ends on all ranks
+    return combined
 
 
 @triton.jit
-def push_parts(traits: tl.constexpr, call, numbers, turn):
-    """A turn's messages of every peer's shard to that peer."""
+def push_shard_partials(traits: tl.constexpr, call, source_words, iteration):
+    """Push one iteration's messages of every peer's shard to that peer."""
     SENDERS: tl.constexpr = traits.senders
     BLOCK: tl.constexpr = traits.block
-    at, first, left = stretch_of(call, turn, BLOCK)
+    offsets, first, left = iteration_messages(call, iteration, BLOCK)
     inside = (left > 0) & (first < call.shard)
-    # All loads before the first push, so that they are under way together.
+    # All loads before the first push, so that they are in flight together.
     parts = ()
     for step in tl.static_range(SENDERS):
         owner = (call.rank + step + 1) % (SENDERS + 1)
-        left_there = tl.minimum(left, words_of(call, owner) - first)
-        parts += load_words(numbers + owner.to(tl.int64) * call.shard + first, left_there)
+        left_there = tl.minimum(left, shard_words(call, owner) - first)
+        parts += load_words(source_words + owner.to(tl.int64) * call.shard + first, left_there)
     for step in tl.static_range(SENDERS):
         push_message(
-            call.mine[step] + at, parts[3 * step], parts[3 * step + 1], parts[3 * step + 2], call.epoch, inside
+            call.outboxes[step] + offsets, parts[3 * step], parts[3 * step + 1], parts[3 * step + 2], call.epoch, inside
         )
 
 
 @triton.jit
-def hear_shards(traits: tl.constexpr, call, here, out, after, turns):
-    """The shards of all peers, as they sent them, to their places in `out`. Returns what `deliver` does, for each."""
+def receive_shards(traits: tl.constexpr, call, inbox, out, epilogue_args, iterations):
+    """Receive the shards of all peers, and store them in their places in `out`. Returns a combined row statistic of
+    each."""
     SENDERS: tl.constexpr = traits.senders
     BLOCK: tl.constexpr = traits.block
-    counted = ()
+    combined = ()
     for _ in tl.static_range(SENDERS):
-        counted += (tl.zeros([BLOCK], tl.float32),)  # type: ignore[assignment]
-    late = tl.zeros([BLOCK], tl.int32)
-    for turn in range(turns):
-        at, first, left = stretch_of(call, turn, BLOCK)
-        found = poll(traits, call, here + at, (left > 0) & (first < call.shard) & (late == 0))
-        late = tl.maximum(late, found[3 * SENDERS])
-        more, is_void = (), late > 0
+        combined += (tl.zeros([BLOCK], tl.float32),)  # type: ignore[assignment]
+    missing = tl.zeros([BLOCK], tl.int32)
+    for iteration in range(iterations):
+        offsets, first, left = iteration_messages(call, iteration, BLOCK)
+        received = poll(traits, call, inbox + offsets, (left > 0) & (first < call.shard) & (missing == 0))
+        missing = tl.maximum(missing, received[3 * SENDERS])
+        more, is_void = (), missing > 0
         for sender in tl.static_range(SENDERS):
             owner = tl.where(sender >= call.rank, sender + 1, sender)
-            left_there = tl.minimum(left, words_of(call, owner) - first)
-            told, start = told_by(found, sender, is_void), owner.to(tl.int64) * call.shard
-            joined = deliver(out, after, start + first, told, left_there, counted[sender], traits.rows)
+            left_there = tl.minimum(left, shard_words(call, owner) - first)
+            words_received, start = message_words(received, sender, is_void), owner.to(tl.int64) * call.shard
+            joined = store_or_stage(
+                out, epilogue_args, start + first, words_received, left_there, combined[sender], traits.rows
+            )
             more += (joined,)  # type: ignore[assignment]
-        counted = more
-    alarm_if_missing(call, late)
-    return counted
+        combined = more
+    report_missing(call, missing)
+    return combined

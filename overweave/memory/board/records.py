@@ -96,19 +96,20 @@ class SharedFile:
             self.close_descriptor()
 
 
-def create_shared_memory(rank: int, size_bytes: int, all_gather_bytes: AllGatherBytes) -> SharedFile:
-    """Create one file for all ranks of an island. Collective: either every rank maps it, or every rank raises.
+def create_shared_memory(rank: int, size_bytes: int, all_gather_bytes: AllGatherBytes, creator: int = 0) -> SharedFile:
+    """Create one file for all ranks of an island. Collective: either every rank maps its own, or every rank raises.
 
-    all_gather_bytes: of at most 200 bytes. Raises MachineError, and what `all_gather_bytes` raises.
+    creator: the first rank of this one's island. all_gather_bytes: of all ranks of the group, at most 200 bytes. Raises
+    MachineError, and what `all_gather_bytes` raises.
     """
     shared, message = None, b""
-    if rank == 0:
+    if rank == creator:
         try:
             shared = SharedFile.create(size_bytes)
             message = shared.address
         except OSError as error:
             message = b"!" + str(error).encode()[:180]
-    address = all_gather_bytes(message)[0]
+    address = all_gather_bytes(message)[creator]
     failure = b""  # empty: this rank has mapped the file
     if address.startswith(b"!") and len(address) != ADDRESS_BYTES:
         failure = address

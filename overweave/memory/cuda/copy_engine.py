@@ -31,8 +31,8 @@ class CopyQueue:
 
     def __init__(self, steps: tuple[StreamStep, ...], drain: Callable[[], None] | None = None) -> None:
         self._steps, self._drain = steps, drain
-        places = [place for step in steps if isinstance(step, CopyStep) for place in (step.source, step.target)]
-        self.tensor_names = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
+        refs = [ref for step in steps if isinstance(step, CopyStep) for ref in (step.source, step.target)]
+        self.tensor_names = tuple(dict.fromkeys(ref.tensor for ref in refs if ref.tensor))
         self._graphs: dict[TensorAddresses, _Graph] = {}  # addresses and allocations of the tensors -> graph
         self._ready: _Graph | None = None
 
@@ -103,7 +103,8 @@ class _Graph:
         self.launch, self.upload = graph.launch, graph.upload
 
     def retarget(self, tensors: Mapping[str, int]) -> None:
-        """Set the addresses of the tensors from the next launch on. Raises MachineError."""
+        """Use these addresses of the tensors from the next launch on. Raises MachineError if the driver refuses a
+        copy."""
         for node, description, step in self._retargetable:
             description.srcDevice = _address(step.source, tensors)
             description.dstDevice = _address(step.target, tensors)
@@ -111,7 +112,7 @@ class _Graph:
 
 
 def _describe(step: CopyStep, tensors: Mapping[str, int]) -> Any:
-    """Return the driver's description of a copy; contiguous rows become one row."""
+    """Return the driver's parameters of a copy; contiguous rows become one row."""
     pitches = (step.source.pitch_bytes, step.target.pitch_bytes)
     row_bytes, rows = step.row_bytes, step.rows
     if pitches == (row_bytes, row_bytes):
@@ -120,5 +121,5 @@ def _describe(step: CopyStep, tensors: Mapping[str, int]) -> Any:
     return driver.copy_description(source, target, row_bytes, rows, pitches)
 
 
-def _address(place: MemoryRef, tensors: Mapping[str, int]) -> int:
-    return place.address + tensors[place.tensor] if place.tensor else place.address
+def _address(ref: MemoryRef, tensors: Mapping[str, int]) -> int:
+    return ref.address + tensors[ref.tensor] if ref.tensor else ref.address

@@ -19,7 +19,7 @@ from overweave.errors import MachineError
 from overweave.hardware.multicast import BY_TORCH, WITHOUT
 from overweave.memory.board.board import Board
 from overweave.memory.cuda.streams import Captures, Streams
-from overweave.memory.group import Group, OfGroup
+from overweave.memory.group import Group, OfGroup, subgroup
 
 YES, NO = b"yes", b"no"
 _AGREED = OfGroup[dict[torch.device, bool]]()
@@ -32,10 +32,15 @@ def has_peer_access(device: torch.device) -> bool:
 
 
 def group_has_peer_access(group: Group, device: torch.device) -> bool:
-    """Return whether all GPUs of a group have peer access, the same on every rank. The first call is collective.
+    """Return whether all GPUs of a group have peer access, as `islands_have_peer_access`. Ranks of several islands have
+    none."""
+    return group.world_size == 1 or (islands_have_peer_access(group, device) and Board.of(group).islands.is_one)
 
-    Ranks of several islands have none. Else each rank checks its own GPU against those of its peers that it sees; one
-    no decides. Raises RankMismatch on every
+
+def islands_have_peer_access(group: Group, device: torch.device) -> bool:
+    """Return whether the GPUs of each island have peer access, the same on every rank. The first call is collective.
+
+    Each rank checks its own GPU against those of its island that it sees; one no decides. Raises RankMismatch on every
     rank if one makes another call, and PeerError.
     """
     if group.world_size == 1:
@@ -43,12 +48,10 @@ def group_has_peer_access(group: Group, device: torch.device) -> bool:
     known = _AGREED.setdefault(group.process_group, {})
     if device not in known:
         board = Board.of(group)
-        if not board.islands.is_one:
-            known[device] = False
-            return False
         board.agree(b"what memory the GPUs of the group reach")
         uuids = board.all_gather_bytes(_uuid(_index(device)))
-        peers = [index for index in range(torch.cuda.device_count()) if _uuid(index) in uuids]
+        inside = [uuids[rank] for rank in board.islands.of(group.rank)]
+        peers = [index for index in range(torch.cuda.device_count()) if _uuid(index) in inside]
         known[device] = NO not in board.all_gather_bytes(YES if can_access_peers(_index(device), peers) else NO)
     return known[device]
 
@@ -90,23 +93,23 @@ class _Unicast:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way = 0
-        self._before: str | None = None
+        self._active = 0
+        self._saved_value: str | None = None
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
-            if not self._under_way:
-                self._before = os.environ.get(BY_TORCH)
+            if not self._active:
+                self._saved_value = os.environ.get(BY_TORCH)
                 self._set(WITHOUT[BY_TORCH])
-            self._under_way += 1
+            self._active += 1
         try:
             yield
         finally:
             with self._lock:
-                self._under_way -= 1
-                if not self._under_way:
-                    self._set(self._before)
+                self._active -= 1
+                if not self._active:
+                    self._set(self._saved_value)
 
     @staticmethod
     def _set(value: str | None) -> None:
@@ -129,6 +132,9 @@ class CudaHeap:
     def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
         if group.world_size > 1:
             Board.of(group).islands.require_one(f"symmetric memory of {size_bytes} bytes for group {group.name}")
+        self._allocate(group, device, size_bytes)
+
+    def _allocate(self, group: Group, device: torch.device, size_bytes: int) -> None:
         try:
             self.tensor: torch.Tensor = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
             with _unicast():
@@ -153,8 +159,21 @@ class CudaHeap:
         return self.tensor[offset : offset + size].view(dtype).view(shape)
 
 
+class IslandHeap(CudaHeap):
+    """Memory that every GPU of an island can address, for plans of which NCCL moves what crosses between islands.
+
+    addresses: of ranks of other islands, this rank's own.
+    """
+
+    def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
+        island = Board.of(group).islands.of(group.rank)
+        self._allocate(subgroup(group, island), device, size_bytes)
+        starts = dict(zip(island, self.addresses, strict=True))
+        self.addresses = tuple(starts.get(rank, starts[group.rank]) for rank in range(group.world_size))
+
+
 class OwnHeap(CudaHeap):
-    """Memory of this GPU alone, for plans that move rows by NCCL where GPUs have no peer access, as between islands.
+    """Memory of this GPU alone, for plans that move rows by NCCL where GPUs have no peer access.
 
     addresses: this rank's own, once for each rank.
     """
@@ -166,9 +185,18 @@ class OwnHeap(CudaHeap):
 
 
 def allocate_heap(group: Group, device: torch.device, size_bytes: int) -> CudaHeap:
-    """Allocate memory for the calls of a group: symmetric if its GPUs have peer access, else local. Collective."""
-    kind = CudaHeap if group_has_peer_access(group, device) else OwnHeap
-    return kind(group, device, size_bytes)
+    """Allocate memory for the calls of a group: symmetric among GPUs of an island that have peer access, else local.
+    Collective."""
+    if group_has_peer_access(group, device):
+        return CudaHeap(group, device, size_bytes)
+    return (IslandHeap if _reaches_island(group, device) else OwnHeap)(group, device, size_bytes)
+
+
+def _reaches_island(group: Group, device: torch.device) -> bool:
+    """Whether this rank shares memory with others of its island, but not with all of the group."""
+    if group.world_size == 1 or not islands_have_peer_access(group, device):
+        return False
+    return 1 < len(Board.of(group).islands.of(group.rank)) < group.world_size
 
 
 class Scratch:
@@ -202,7 +230,7 @@ class Scratch:
             self.heap = CudaHeap(self._group, self._device, self._size_bytes)
 
     def enter(self, stream: torch.cuda.Stream) -> CudaHeap:
-        """Return the heap for a call on this stream, which waits for the last call's stream. Not under capture."""
+        """Make this stream wait for the last call's stream; return the heap for a call on it. Not under capture."""
         if self._last is not None and self._last != stream:
             stream.wait_stream(self._last)
         self._last = stream

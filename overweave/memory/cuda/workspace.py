@@ -33,7 +33,7 @@ from overweave.memory.device.signals import (
     SATISFIED,
 )
 from overweave.memory.group import Group
-from overweave.memory.heap import HALVES, PackedSpace
+from overweave.memory.heap import HALVES, PackedSpace, ranks_in_reach
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SMALLEST_HALF_BYTES, SlotLayout, aligned
 from overweave.memory.outside_modes import exempt_thread_from_capture
 from overweave.memory.split_k import SharedShares
@@ -173,7 +173,9 @@ class Workspace:
         self.claims = torch.zeros(KERNEL_QUEUES, dtype=torch.int32, device=device)
         self.report = torch.zeros(REPORT_WORDS, dtype=torch.int32, device="cpu").pin_memory()
         self._report: memoryview[int] = memoryview(self.report.numpy())  # type: ignore[arg-type]
-        limits = [int(self.timeout_s * 1e9), self.report.data_ptr(), *self.words.addresses]
+        self._in_reach = ranks_in_reach(self.words.addresses, group.rank)  # as kernels count their peers
+        peers = [self.words.addresses[rank] for rank in self._in_reach]
+        limits = [int(self.timeout_s * 1e9), self.report.data_ptr(), *peers]
         self.limits = torch.tensor(limits, dtype=torch.int64, device=device)
         self.shares = SharedShares(device)
         self._packed: list[PackedSpace] = []  # the last one is current; plans bound earlier use older ones
@@ -290,7 +292,8 @@ class Workspace:
             int(self._report[field.value]) for field in (REPORT_OPERATION, REPORT_SIGNAL, REPORT_EXPECTED, REPORT_SEEN)
         )
         if operation == BEGIN_OPERATION.value:
-            return Alarm("timeout", "begin: it has not begun this call", peer=signal, expected=expected, seen=seen)
+            late = self._in_reach[signal]
+            return Alarm("timeout", "begin: it has not begun this call", peer=late, expected=expected, seen=seen)
         if operation == PACKED_OPERATION.value:
             return Alarm("timeout", f"its messages of packed call {expected} did not come", peer=signal)
         waiting = "a queue" if operation == QUEUE_OPERATION.value else f"operation {operation}"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from overweave.errors import InputError, WorkspaceBroken
 from overweave.memory.board.board import Alarm, Board
-from overweave.memory.board.records import Fence, Pause, SharedFile, create_shared_memory
+from overweave.memory.board.records import Fence, Pause, create_shared_memory
 from overweave.memory.group import Group, OfGroup
 from overweave.memory.heap import HALVES, PackedSpace
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout, aligned
@@ -45,21 +45,21 @@ def try_run_locked(work: Callable[[], None]) -> bool:
 class HostHeap:
     """`size_bytes` zeroed bytes of every rank of a group. Collective: all ranks allocate in one order.
 
-    In a group of several islands a rank has its own part alone, for plans whose rows the library moves.
-    tensor: this rank's part, uint8. starts: of each rank whose part is mapped, where it starts. addresses: of each
-    rank's part in this process, or of the own one. Raises MachineError on every rank if one cannot map it, PeerDied,
-    PeerTimeout.
+    Ranks of each island map one file of their own.
+    tensor: this rank's part, uint8. starts: of each rank of the island, where its part starts. addresses: of each
+    rank's part in this process; of ranks of other islands, of the own one. Raises MachineError on every rank if one
+    cannot map its island's file, PeerDied, PeerTimeout.
     """
 
     def __init__(self, board: Board, size_bytes: int, deadline_s: float | None = None) -> None:
-        part_bytes, ranks = aligned(size_bytes), range(board.world_size)
-        if board.islands.is_one:
-            self.starts = {rank: rank * part_bytes for rank in ranks}
-            file = create_shared_memory(
-                board.rank, len(ranks) * part_bytes, lambda data: board.all_gather_bytes(data, deadline_s)
-            )
-        else:
-            self.starts, file = {board.rank: 0}, SharedFile.create(part_bytes)
+        part_bytes, ranks, island = aligned(size_bytes), range(board.world_size), board.islands.of(board.rank)
+        self.starts = {rank: place * part_bytes for place, rank in enumerate(island)}
+        file = create_shared_memory(
+            board.rank,
+            len(island) * part_bytes,
+            lambda data: board.all_gather_bytes(data, deadline_s),
+            creator=island[0],
+        )
         file.close_descriptor()
         self._memory = torch.frombuffer(file.memory, dtype=torch.uint8)
         self._bytes, self._rank = file.memory, board.rank
@@ -102,7 +102,7 @@ class HostWorkspace:
         self.rank = group.rank
         self.world_size = group.world_size
         # Across islands nobody writes a peer's memory: the library's collectives synchronize the ranks.
-        self._connected = range(group.world_size) if board.islands.is_one else (group.rank,)
+        self._connected = board.islands.of(group.rank)
         self.is_broken = False
         self.agreed: set[bytes] = set()
         self.fence = Fence()

@@ -214,7 +214,7 @@ class FusedKernel:
             notifies=any(store.directive.tensor in woven for store in self.kernel.stores),
             push_path=path_of_slices(self.schedules.values()),
             stored_at_peers=self._peer_store_tensor,
-            exchanges=tuple((tensor, str(how)) for tensor, how in self.schedules.items()),
+            exchanges=tuple((tensor, str(schedule)) for tensor, schedule in self.schedules.items()),
         )
 
 
@@ -230,7 +230,7 @@ def _prepare(fused: FusedKernel, group: Group, call_args: Mapping[str, Any], opt
         argument_checks.check_tensors(name, call_args)
         numbers = argument_checks.integer_arguments(call_args)
         check_addresses(
-            fused.kernel, fused.kernel.source.default_numbers | argument_checks.non_tensor_arguments(call_args)
+            fused.kernel, fused.kernel.source.default_ints | argument_checks.non_tensor_arguments(call_args)
         )
         fused.check_directives(call_args)
         space, schedules = fused.kernel.space(numbers), fused.schedules
@@ -265,7 +265,7 @@ def _prepare(fused: FusedKernel, group: Group, call_args: Mapping[str, Any], opt
 
 def _call_signature(plan: Plan, space: TileSpace, schedules: Mapping[str, ScheduleChoice], text: str) -> bytes:
     """Return the signature that ranks compare: of the plan, the text and the dtypes, not of rank-local integers."""
-    words = " ".join(f"{tensor}={how}" for tensor, how in schedules.items())
+    words = " ".join(f"{tensor}={schedule}" for tensor, schedule in schedules.items())
     sizes = " ".join(f"{axis.name}={axis.extent}/{axis.block}" for axis in space.axes)
     digest = blake2b(msgspec.json.encode(plan.schedule) + text.encode(), digest_size=6).hexdigest()
     return f"compiled {space.kernel} {words} {sizes} {plan.realization.dtype} #{digest}".encode()
@@ -340,7 +340,7 @@ def _exchanged_dtypes(
             raise InputError(asked, found, "Pass a copy of it")
         dtypes[operand.tensor] = tensor.dtype
         check_dtype(kernel.source.name, operand, tensor.dtype, is_summed(transport_of(schedules[operand.tensor])))
-    sums = {str(dtypes[name]) for name, how in schedules.items() if is_summed(transport_of(how))}
+    sums = {str(dtypes[name]) for name, schedule in schedules.items() if is_summed(transport_of(schedule))}
     if len(sums) > 1:
         cure = "Let a collective add one of them, or write both in one dtype"
         raise InputError(

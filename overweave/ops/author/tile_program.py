@@ -40,6 +40,7 @@ from overweave.runtime.handwritten import (
     TileEffect,
     TileLaunch,
     TileMove,
+    TileRetire,
     TileRows,
     TileStep,
     TileTask,
@@ -232,6 +233,14 @@ class TileQueue:
         for one in targets:
             self._call.check_move(self._name, source, one)
             self._add(TileMove(source, one))
+
+    def rank_retire(self, part: Part) -> None:
+        """Nobody needs any more what a part of an own symmetric buffer holds, once what this queue did and waited for
+        before is over: peers that are then told may write there again, in the same call. On the CPU it becomes NaN."""
+        if not isinstance(part, Part) or part.rank != self._call.rank:
+            found = _matrix_text(part)
+            raise InputError("rank_retire", found, "Pass a part of an own buffer, call.part(...)")
+        self._add(TileRetire(part))
 
     def rank_notify(self, channel: str, tile: int, rank: int | Literal["broadcast"]) -> None:
         """Signal `rank`, or every rank, that a producer's tile is ready, once the queue's earlier work is done.

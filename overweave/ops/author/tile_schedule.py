@@ -28,6 +28,7 @@ from overweave.ir.schedule import (
     Put,
     Queue,
     Region,
+    Retire,
     Schedule,
     SignalPad,
     Wait,
@@ -48,6 +49,7 @@ from overweave.runtime.handwritten import (
     TileEffect,
     TileLaunch,
     TileMove,
+    TileRetire,
     TileRows,
     TileTask,
 )
@@ -180,6 +182,8 @@ class _ScheduleBuilder:
             program.add_notify(queue, Notify(action.channel, action.rank, action.counter))
         elif isinstance(action, TileMove):
             program.add(self._copy_operation(program, queue, action))
+        elif isinstance(action, TileRetire):
+            program.add(self._retire_operation(program, queue, action))
         elif isinstance(action, TileTask):
             if program.waits.get(queue):
                 program.add_no_op(queue)
@@ -229,6 +233,11 @@ class _ScheduleBuilder:
         name = f"{kind.__name__.lower()}.{rank}.{len(program.operations)}"
         sides = ((), ()) if source.is_empty else ((source,), (target,))
         return kind(name=name, rank=rank, queue=queue, waits=waits, sources=sides[0], destinations=sides[1])
+
+    def _retire_operation(self, program: _RankProgram, queue: str, ended: TileRetire) -> Retire:
+        rank, region = program.rank, self._region(ended.part)
+        name, waits = f"retire.{rank}.{len(program.operations)}", program.pop_waits(queue)
+        return Retire(name=name, rank=rank, queue=queue, waits=waits, regions=() if region.is_empty else (region,))
 
     def _add_task_tile(self, program: _RankProgram, kernel: str, name: str, numbered: tuple[int, TaskTile]) -> None:
         """Append a tile of torch operations as an Apply. numbered: (index of the tile in its task, tile)."""

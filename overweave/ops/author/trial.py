@@ -82,7 +82,7 @@ def check_footprint(kernel: AnnotatedKernel, call_args: Mapping[str, Any], ignor
     call_args: the arguments by name. ignore_cache: run again even if there is a cached verdict. Returns `checked`, or
     `not checked` and why no run was possible. Raises DirectiveError if an address violates a directive.
     """
-    check_addresses(kernel, kernel.source.default_numbers | non_tensor_arguments(call_args))
+    check_addresses(kernel, kernel.source.default_ints | non_tensor_arguments(call_args))
     trial, reason = None, ""
     # If the kernel does not accept the smaller problem, the call itself may be small enough.
     for extents in (_smaller_extents, _same_extents):
@@ -183,7 +183,7 @@ def _smaller_call(
 
     extents: returns the new values of the integer arguments that are extents.
     """
-    numbers = kernel.source.default_numbers | integer_arguments(call_args)
+    numbers = kernel.source.default_ints | integer_arguments(call_args)
     smaller = numbers | extents(kernel, numbers)
     smaller |= _smaller_strides(kernel, numbers, smaller)
     space = kernel.space(smaller)
@@ -193,7 +193,7 @@ def _smaller_call(
     described = {name: _tensor_record(value, shapes.get(name)) for name, value in tensors.items()}
     sizes = ((name, enumerate(one["block"])) for name, one in described.items())
     blocks = {f"{name}.block_shape[{at}]": size for name, block in sizes for at, size in block}
-    check_addresses(kernel, kernel.source.default_numbers | constants | smaller | blocks)
+    check_addresses(kernel, kernel.source.default_ints | constants | smaller | blocks)
     return _Trial(str(kernel.source.path.resolve()), kernel.source.name, constants, described)
 
 
@@ -289,7 +289,7 @@ def arguments_of(kernel: AnnotatedKernel, text: str) -> dict[str, Any]:
     call_args: dict[str, Any] = {
         name: _constant(name, value, name in constants) for name, value in values.items() if name not in blocks
     }
-    numbers = kernel.source.default_numbers | {name: value for name, value in call_args.items() if type(value) is int}
+    numbers = kernel.source.default_ints | {name: value for name, value in call_args.items() if type(value) is int}
     space = kernel.space(numbers)
     shapes = {one.parameter: [dim.extent for dim in one.dims] for one in (*space.loads, *space.stores)}
     for name in kernel.source.parameters:

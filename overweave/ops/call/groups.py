@@ -9,8 +9,10 @@ from contextlib import suppress
 from typing import TypeVar
 
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from overweave.errors import GroupError, OverweaveError
+from overweave.ir.problem import Problem
 from overweave.memory.board.board import REFUSED, Board
 from overweave.memory.group import LIVE_GROUPS, Group, process_group_of, resolve
 from overweave.memory.group import GroupLike as GroupLike
@@ -64,6 +66,12 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def on_islands(problem: Problem, group: Group) -> Problem:
+    """The problem as the ranks of a group have it, which may lie on several islands. The first call is collective."""
+    islands = Board.of(group).islands
+    return problem if islands.is_one else replace(problem, islands=islands.members)
 
 
 def refuse(group: Group, error: ErrorT) -> ErrorT:

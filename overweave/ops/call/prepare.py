@@ -16,7 +16,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.group import NCCL, Group
 from overweave.memory.outside_modes import empty_factory, outside_modes_and_pools
 from overweave.ops.call.devices import ALIGNED_BYTES, is_captured
-from overweave.ops.call.groups import refuse
+from overweave.ops.call.groups import on_islands, refuse
 from overweave.ops.call.prepared import (
     BoundCall,
     CallKey,
@@ -57,7 +57,7 @@ def prepare(
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
     Board.of(caller[0]).user_calls += 1
-    prepared = _prepare(problem, caller, tensors, plan, (words, is_captured(tensors["x"])))
+    prepared = _prepare(on_islands(problem, caller[0]), caller, tensors, plan, (words, is_captured(tensors["x"])))
     calls_of(caller[0]).put(key, prepared)
     return prepared
 

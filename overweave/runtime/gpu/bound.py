@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from overweave.ir.counts import COUNTS, Filled
-from overweave.ir.exchange import addresses_peers
+from overweave.ir.exchange import addresses_peers, reached_by
 from overweave.ir.launch.order import QueueLaunch, launch_order
 from overweave.ir.launch.streams import first_own_waits, most_sms, queues_beside, waits_for_nothing
 from overweave.ir.library_call import is_permuted
@@ -30,12 +30,12 @@ from overweave.ir.plan import (
     TILE_KERNEL,
     Plan,
 )
-from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Compute, Operation
+from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, Collective, Compute, Operation
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import sms_for_copies
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.group import Group, create_subgroups
+from overweave.memory.group import Group, create_subgroups, subgroup
 from overweave.memory.layout import lay_out, lay_out_packed
 from overweave.memory.lower import CopyStep, WaitStep, copy_steps, wait_steps, write_steps
 from overweave.runtime.gpu.call_frame import PlanRun
@@ -220,9 +220,10 @@ class BoundPlan:
         is_traced: bool = False,
         author: AuthorTiles | None = None,
     ) -> None:
-        if addresses_peers(plan.schedule):
-            require_peer_access(workspace, plan.name)
         rank = workspace.group.rank
+        if addresses_peers(plan.schedule):  # of a plan of one island credits of all ranks are a premise
+            reached = reached_by(plan.schedule, rank) if plan.problem.islands else None
+            require_peer_access(workspace, plan.name, reached)
         actions = launch_order(plan, rank)
         layout = lay_out(plan.schedule, plan.realization.dtype)
         sms = free_sms(workspace.device, plan.sms_beside)
@@ -427,6 +428,8 @@ class BoundPlan:
         buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         if is_permuted(operation, buffers):
             return permuted_collective_call(operation, buffers, group, most_sms(plan, operation))
+        if isinstance(operation, Collective):
+            group = subgroup(group, operation.ranks, most_sms(plan, operation))
         return call_of(operation, plan, self._shapes, group)
 
     def _bind_library_operation(self, operation: Operation) -> EnqueueOperation:

@@ -111,13 +111,13 @@ class PlanRun(CallFrame, Generic[Bound]):
             self._keep_alive()
             self._enqueue(tensors, addresses, workspace.current_stream())
             return
-        places: TensorAddresses = tuple(addresses.values())
+        key: TensorAddresses = tuple(addresses.values())
         for name in self._copied:
-            places += (driver.allocation_id(addresses[name]),)
+            key += (driver.allocation_id(addresses[name]),)
         with workspace.chain.lock:
             stream = workspace.enter()
             arguments: tuple[Any, ...] = (tensors, addresses)
-            if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, *arguments)):
+            if not (self._may_replay and self._replays.launch(key, workspace.captures, self._enqueue, *arguments)):
                 if self.bound.prepare is not None:
                     self.bound.prepare(addresses)
                 self._enqueue(tensors, addresses, stream)

@@ -1,4 +1,4 @@
-"""A matmul by experts on this process's GPU: two launches, which the host makes without a look at the groups."""
+"""Grouped matmuls by experts on this process's GPU: two launches, without a look of the host at group sizes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _BOUND: dict[Any, Any] = {}
 
 
 class GroupedLaunch:
-    """Both launches of a form, for tensors of the shapes, strides and dtypes of an example."""
+    """Both launches (fill the tile table, multiply) of a form, for tensors of an example's shapes, strides and
+    dtypes."""
 
     def __init__(self, form: ExpertsForm, example: ExpertTensors) -> None:
         device = example.x.device
@@ -72,40 +73,47 @@ def multiply_into(out: torch.Tensor, call: Grouped, form: ExpertsForm | None = N
 
 
 def multiply_arriving(
-    out: torch.Tensor, call: Grouped, bounds: torch.Tensor, place: tuple[int, int], channel: Channel | None
+    out: torch.Tensor,
+    call: Grouped,
+    bounds: torch.Tensor,
+    rank_and_early_experts: tuple[int, int],
+    channel: Channel | None,
 ) -> None:
-    """Compute `out` of an aligned call while rows of its x arrive. bounds: int32 `[ranks, experts]` (`Arrivals`).
-    place: the own rank, and of how many experts tiles stand as shards come. channel: its signals; None: all are there.
+    """Compute `out` of an aligned call while rows of its x arrive from peers.
+
+    bounds: int32 `[ranks, experts]` (`Arrivals.row_starts`). rank_and_early_experts: this rank; tiles of so many first
+    experts are ordered by arrival. channel: the signals of the shards; None: all rows are present.
     """
-    (rank, ahead), ranks = place, bounds.shape[0]
+    (rank, early_experts), ranks = rank_and_early_experts, bounds.shape[0]
     if channel is None:
         words = torch.ones(ranks * STRIDE.value, dtype=torch.int32, device=out.device)
         limits = torch.ones(PEER_ADDRESSES.value, dtype=torch.int64, device=out.device)
-        waits, number = (words, torch.zeros_like(words), limits), 0
+        waits, operation = (words, torch.zeros_like(words), limits), 0
     else:
-        waits, number = (channel.signals, channel.words, channel.limits), channel.number
-    form = replace(form_of(call), arriving=ArrivingRows(rank, ranks, ahead, number))
+        waits, operation = (channel.signals, channel.words, channel.limits), channel.number
+    form = replace(form_of(call), arriving=ArrivingRows(rank, ranks, early_experts, operation))
     tensors = ArrivingTensors(bounds, *(each[:1] for each in waits))
     launch_grouped(form, _tensors_of(out, call)._replace(arriving=tensors))
 
 
 def _tensors_of(out: torch.Tensor, call: Grouped) -> ExpertTensors:
+    """Return the tensors of a call, with fp8 row scales gathered as its rows are; without table and head."""
     scale_x = call.scale_x
     if scale_x is not None and call.rows is not None:
         scale_x = scale_x.index_select(0, call.rows.clamp(0, max(0, call.x.shape[0] - 1)))
-    given = call._replace(scale_x=scale_x)._asdict()
-    of_call = {name: given[name] for name in ExpertTensors._fields if name in given}
-    return ExpertTensors(**of_call, out=out, table=None, head=None)
+    fields = call._replace(scale_x=scale_x)._asdict()
+    call_fields = {name: fields[name] for name in ExpertTensors._fields if name in fields}
+    return ExpertTensors(**call_fields, out=out, table=None, head=None)
 
 
 def form_of(call: Grouped) -> ExpertsForm:
-    """Return what is compiled for a call: the epilogue, and the tile shape that the model chooses."""
+    """Return the compile-time form of a call: its epilogue, and the tile shape that the cost model chooses."""
     experts, k, n = call.w.shape
     device = torch.cuda.get_device_properties(call.x.device)
     epilogue = call.epilogue
     dtype: Any = str(call.x.dtype).removeprefix("torch.")
     groups = Groups(call.pairs, experts, n, k, dtype, epilogue)
-    # Beyond an expert's last row of k lies the next expert's, in a tensor of all that is read as one matrix.
+    # The Hopper kernel reads all experts' weights as one matrix: a partial step of k would read the next expert's rows.
     has_whole_steps = call.w.stride(1) == 1 or k % 64 == 0
     is_half = call.x.dtype != torch.float32 and call.out_dtype != torch.float32
     kernel: Any = "hopper" if device.major == HOPPER and is_half and has_whole_steps else "portable"
@@ -114,19 +122,20 @@ def form_of(call: Grouped) -> ExpertsForm:
 
 
 def launch_grouped(form: ExpertsForm, tensors: ExpertTensors) -> None:
-    """Compute `tensors.out` on the current stream. table and head of `tensors` are made here."""
+    """Compute `tensors.out` on the current stream. `table` and `head` of `tensors` are allocated here."""
     device = tensors.x.device
     experts, _, n = tensors.w.shape
-    most = table_rows(form.rows, experts, n, form.config)
-    table = torch.empty(most, COLUMNS, dtype=torch.int32, device=device)
+    tiles = table_rows(form.rows, experts, n, form.config)
+    table = torch.empty(tiles, COLUMNS, dtype=torch.int32, device=device)
     tensors = tensors._replace(table=table, head=torch.empty(2, dtype=torch.int32, device=device))
     key = (device, form, *(None if one is None else _signature(one) for one in _flat(tensors)))
     with torch.cuda.device(device):
-        _bound(key, lambda: GroupedLaunch(form, tensors))(tensors, torch.cuda.current_stream().cuda_stream)
+        _cached(key, lambda: GroupedLaunch(form, tensors))(tensors, torch.cuda.current_stream().cuda_stream)
 
 
 def outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Return `x[group].T @ g[group]` of every group. By torch where it has a kernel for it."""
+    """Return x[group].T @ g[group] of every group, `[experts, k, n]`; by torch._grouped_mm if it supports the
+    shapes."""
     x, g = x.contiguous(), g.contiguous()
     experts, k, n = offs.shape[0], x.shape[1], g.shape[1]
     major = torch.cuda.get_device_properties(x.device).major
@@ -143,18 +152,19 @@ def outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
 
 
 def clear(x: torch.Tensor, offs: torch.Tensor) -> None:
-    """Make all rows zero that no group has."""
+    """Zero the rows of x that belong to no group."""
     if x.numel():
         clear_rest_kernel[(128,)](x, offs, offs.shape[0], *x.shape, 1024, num_warps=4)
 
 
-def _bound(key: Any, make: Any) -> Any:
-    found = _BOUND.get(key)
-    if found is None:
+def _cached(key: Any, make: Any) -> Any:
+    """Return a launch from the cache, or make it and drop the oldest one of MOST_BOUND."""
+    launch = _BOUND.get(key)
+    if launch is None:
         if len(_BOUND) >= MOST_BOUND:
             _BOUND.pop(next(iter(_BOUND)))
-        found = _BOUND[key] = make()
-    return found
+        launch = _BOUND[key] = make()
+    return launch
 
 
 def _signature(tensor: torch.Tensor) -> Any:

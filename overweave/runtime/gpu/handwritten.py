@@ -30,6 +30,7 @@ from overweave.runtime.handwritten import (
     TileAction,
     TileLaunch,
     TileMove,
+    TileRetire,
     TileRows,
     TileStep,
     TileTask,
@@ -38,7 +39,7 @@ from overweave.runtime.handwritten import (
 from overweave.runtime.kernel_calls.call import notify_call, prologue_call, require_peer_access, signal_words
 from overweave.runtime.kernel_calls.program import ProgramArguments
 
-VOIDING = 64  # programs
+VOID_PROGRAMS = 64  # programs
 
 
 class HandwrittenRun(CallFrame):
@@ -62,30 +63,30 @@ class HandwrittenRun(CallFrame):
             self._load(steps)
         bound = self._bound
         sides = {queue: self._workspace.stream(queue) for queue, _ in steps if queue != MAIN}
-        within = _told_within(steps, self._workspace.group.rank)
+        local = _local_notifies(steps, self._workspace.group.rank)
 
         bound.launch_prologue(stream.cuda_stream)
         self.fork(stream, sides.values())
         for queue, action in _merged((*steps, *_side_stream_waits(steps))):
             own = sides.get(queue, stream)
-            if isinstance(action, Raise) and action in within:
+            if isinstance(action, Raise) and action in local:
                 self._events.setdefault(action, torch.cuda.Event()).record(own)
             elif isinstance(action, Await):
-                self._wait(own, queue, action, within)
+                self._wait(own, queue, action, local)
             elif isinstance(action, Raise) and queue == MAIN:
-                bound.tell(own, action)
+                bound.notify(own, action)
             else:
                 bound.enqueue(own, action)
         self.join(stream, sides.values())
 
-    def _wait(self, stream: torch.cuda.Stream, queue: str, action: Await, within: set[Raise]) -> None:
+    def _wait(self, stream: torch.cuda.Stream, queue: str, action: Await, local: set[Raise]) -> None:
         """Enqueue a wait: for an event of this rank, or for memory; in the caller's stream by a kernel, which has a
         deadline."""
         counts = []
         for counter, count in action.counts:
-            told = Raise(action.channel, counter, self._workspace.group.rank)
-            if told in within:
-                stream.wait_event(self._events[told])
+            signal = Raise(action.channel, counter, self._workspace.group.rank)
+            if signal in local:
+                stream.wait_event(self._events[signal])
             else:
                 counts.append((counter, count))
         if counts:
@@ -98,7 +99,7 @@ class HandwrittenRun(CallFrame):
             if isinstance(action, TileVoid):
                 self._load_void(action.result)
             elif isinstance(action, Raise) and queue == MAIN:
-                self._bound.load_tell(action)
+                self._bound.load_notify(action)
             if not isinstance(action, TileLaunch):
                 continue
             arguments, options = self._bound.arguments.of(action)
@@ -109,11 +110,12 @@ class HandwrittenRun(CallFrame):
                 self._known.add(key)
 
     def _load_void(self, result: torch.Tensor) -> None:
+        """Compile and load the kernel that fills a failed result with NaN."""
         key = ("void", result.numel() % 16 == 0, _specialization_key(result))
         if key not in self._known:
             torch.cuda.synchronize(self._workspace.device)
             words = torch.zeros(SIGNAL_STRIDE_WORDS, dtype=torch.int32, device=result.device)  # nothing has failed
-            void_kernel[(VOIDING,)](words, result, result.numel(), 1024)
+            void_kernel[(VOID_PROGRAMS,)](words, result, result.numel(), 1024)
             self._known.add(key)
 
 
@@ -127,9 +129,9 @@ class _BoundProgram:
         self._protocol = signal_words(workspace, heap, layout.signals)
         self.launch_prologue = KernelLaunch(prologue_call(workspace, self._protocol, layout.signals)).start
         self._waits: dict[Await, Enqueue] = {}  # wait -> the function that enqueues it
-        self._tells: dict[Raise, Enqueue] = {}
+        self._notifies: dict[Raise, Enqueue] = {}
         self._bind_wait({0: 0})  # loads the wait kernel now, not in a call
-        self._bind_tell(())  # nor this one
+        self._bind_notify(())  # nor this one
         self.arguments = ProgramArguments(declared, layout, heap, self._protocol, self._rank, folded)
 
     def enqueue(self, stream: torch.cuda.Stream, action: TileAction) -> None:
@@ -140,21 +142,22 @@ class _BoundProgram:
                 action.kernel[action.grid](*arguments, **(COMPILE_OPTIONS | options))
         elif isinstance(action, TileTask):
             with torch.cuda.stream(stream):
-                beside = () if action.channel is None else (self.arguments.channel(action.channel),)
-                action.run(self.arguments.own, *beside)
+                channel = () if action.channel is None else (self.arguments.channel(action.channel),)
+                action.run(self.arguments.own, *channel)
         elif isinstance(action, TileVoid):
             with torch.cuda.stream(stream):
                 result, words = action.result, self._protocol.words
-                void_kernel[(VOIDING,)](words, result, result.numel(), 1024)
+                void_kernel[(VOID_PROGRAMS,)](words, result, result.numel(), 1024)
         elif isinstance(action, Raise):
             driver.write_value(stream.cuda_stream, self._signal_address(action), 1)
         elif isinstance(action, Await):
             for counter, count in action.counts:
                 address = self._heap.addresses[self._rank] + self._layout.signal_offset(action.channel, counter)
                 driver.wait_value(stream.cuda_stream, address, count)
-        else:
-            assert isinstance(action, TileMove)  # rows are launches by now
+        elif isinstance(action, TileMove):
             self._move(stream, action)
+        else:
+            assert isinstance(action, TileRetire)  # rows are launches by now; whoever writes there again waits
 
     def wait(self, stream: torch.cuda.Stream, action: Await) -> None:
         """Enqueue a wait by a kernel, which has a deadline."""
@@ -163,23 +166,24 @@ class _BoundProgram:
             self._waits[action] = self._bind_wait(counts)
         self._waits[action](stream.cuda_stream)
 
-    def tell(self, stream: torch.cuda.Stream, action: Raise) -> None:
-        """Enqueue a notify by a kernel.
+    def notify(self, stream: torch.cuda.Stream, action: Raise) -> None:
+        """Enqueue a notify by a kernel, if `load_notify` has prepared one, else by a stream write.
 
         MEASURED: a stream write in front of kernels holds them up by 5 to 18 us while copies run, a kernel by 2
         (benchmarks/results/experts.h200x2.2026-11-29.txt).
         """
-        if action in self._tells:
-            self._tells[action](stream.cuda_stream)
+        if action in self._notifies:
+            self._notifies[action](stream.cuda_stream)
         else:
             self.enqueue(stream, action)
 
-    def load_tell(self, action: Raise) -> None:
-        """Prepare `tell`, ahead of a call; a call that is captured first has none, and writes by the stream."""
-        if action not in self._tells:
-            self._tells[action] = self._bind_tell((self._signal_address(action),))
+    def load_notify(self, action: Raise) -> None:
+        """Compile and load the kernel of a notify, ahead of a call; a call that is captured first writes by the
+        stream."""
+        if action not in self._notifies:
+            self._notifies[action] = self._bind_notify((self._signal_address(action),))
 
-    def _bind_tell(self, addresses: tuple[int, ...]) -> Enqueue:
+    def _bind_notify(self, addresses: tuple[int, ...]) -> Enqueue:
         return KernelLaunch(notify_call(addresses, self._protocol.limits.device)).start
 
     def _signal_address(self, action: Raise) -> int:
@@ -198,29 +202,29 @@ class _BoundProgram:
             with torch.cuda.stream(stream):
                 self._view(target).copy_(self._view(source), non_blocking=True)
             return
-        (begin, pitch), (end, end_pitch) = self._address(source), self._address(target)
+        (source_address, source_pitch), (target_address, target_pitch) = self._address(source), self._address(target)
         row_bytes = cols * self._itemsize(source)
-        driver.copy(stream.cuda_stream, begin, end, row_bytes, rows, (pitch, end_pitch))
+        driver.copy(stream.cuda_stream, source_address, target_address, row_bytes, rows, (source_pitch, target_pitch))
 
-    def _is_own(self, place: Part | torch.Tensor) -> bool:
-        return isinstance(place, torch.Tensor) or place.rank == self._rank
+    def _is_own(self, part: Part | torch.Tensor) -> bool:
+        return isinstance(part, torch.Tensor) or part.rank == self._rank
 
-    def _itemsize(self, place: Part | torch.Tensor) -> int:
-        dtype = place.dtype if isinstance(place, torch.Tensor) else self._declared.buffers[place.buffer].dtype
+    def _itemsize(self, part: Part | torch.Tensor) -> int:
+        dtype = part.dtype if isinstance(part, torch.Tensor) else self._declared.buffers[part.buffer].dtype
         return dtype.itemsize
 
-    def _address(self, place: Part | torch.Tensor) -> tuple[int, int]:
-        if isinstance(place, torch.Tensor):
-            return place.data_ptr(), place.stride(0) * place.element_size()
-        buffer = self._declared.buffers[place.buffer]
+    def _address(self, part: Part | torch.Tensor) -> tuple[int, int]:
+        if isinstance(part, torch.Tensor):
+            return part.data_ptr(), part.stride(0) * part.element_size()
+        buffer = self._declared.buffers[part.buffer]
         pitch = buffer.cols * buffer.dtype.itemsize
-        base = self._heap.addresses[place.rank] + self._layout.buffers[place.buffer]
-        return base + place.rows[0] * pitch + place.cols[0] * buffer.dtype.itemsize, pitch
+        base = self._heap.addresses[part.rank] + self._layout.buffers[part.buffer]
+        return base + part.rows[0] * pitch + part.cols[0] * buffer.dtype.itemsize, pitch
 
-    def _view(self, place: Part | torch.Tensor) -> torch.Tensor:
-        if isinstance(place, torch.Tensor):
-            return place
-        return self.arguments.own(place.buffer)[slice(*place.rows), slice(*place.cols)]
+    def _view(self, part: Part | torch.Tensor) -> torch.Tensor:
+        if isinstance(part, torch.Tensor):
+            return part
+        return self.arguments.own(part.buffer)[slice(*part.rows), slice(*part.cols)]
 
 
 def _side_stream_waits(steps: list[TileStep]) -> list[TileStep]:
@@ -232,26 +236,28 @@ def _side_stream_waits(steps: list[TileStep]) -> list[TileStep]:
     return [(MAIN, Await(channel, tuple(sorted(of_channel.items())))) for channel, of_channel in counts.items()]
 
 
-def _told_within(steps: list[TileStep], rank: int) -> set[Raise]:
-    """Return the signals that queues of this rank tell each other, each before it is waited for: events. Nobody else
-    tells such a counter, since each is told once; but a kernel that is given the channel may wait for it."""
-    told, awaited = set[Raise](), set[Raise]()
-    of_kernels = set[str | None]()
+def _local_notifies(steps: list[TileStep], rank: int) -> set[Raise]:
+    """Return the notifies between queues of this rank, each enqueued before its wait: CUDA events replace them.
+
+    Not of a channel that a kernel gets, since it may wait for the signal in memory.
+    """
+    notified, awaited = set[Raise](), set[Raise]()
+    kernel_channels = set[str | None]()
     for _, action in steps:
         if isinstance(action, Raise) and action.rank == rank and action not in awaited:
-            told.add(action)
+            notified.add(action)
         elif isinstance(action, Await):
             awaited.update(Raise(action.channel, counter, rank) for counter, _ in action.counts)
         elif isinstance(action, TileTask):
-            of_kernels.add(action.channel)
+            kernel_channels.add(action.channel)
         elif isinstance(action, TileLaunch):
-            given = (*action.arguments, *action.options.values())
-            of_kernels.update(each.name for each in given if isinstance(each, ChannelArgument))
-    return {signal for signal in told if signal.channel not in of_kernels}
+            arguments = (*action.arguments, *action.options.values())
+            kernel_channels.update(each.name for each in arguments if isinstance(each, ChannelArgument))
+    return {signal for signal in notified if signal.channel not in kernel_channels}
 
 
 def _merged(steps: Iterable[TileStep]) -> Iterator[TileStep]:
-    """Yield the steps, waits for one channel that follow each other in a queue as one."""
+    """Yield the steps, with consecutive waits of a queue for one channel merged."""
     for (queue, channel), several in groupby(steps, key=_channel_awaited):
         if channel is None:
             yield from several
@@ -261,6 +267,7 @@ def _merged(steps: Iterable[TileStep]) -> Iterator[TileStep]:
 
 
 def _channel_awaited(step: TileStep) -> tuple[str, str | None]:
+    """Return (queue, the channel that the step waits for, or None)."""
     queue, action = step
     return queue, action.channel if isinstance(action, Await) else None
 

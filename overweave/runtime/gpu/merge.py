@@ -1,4 +1,4 @@
-"""The merge of attention over two sets of keys on this process's GPU."""
+"""Launches the merge of two attention results (kernels/merge.py) on this process's GPU."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ def merge(
     begin: int,
     out: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    """`out = total` merged with a part of its rows from `begin` on: each is a result `[b, h, s, d]`, columns side by
-    side, and its log-sum-exp `[b, h, s]`, fp32. out is contiguous."""
+    """Merge attention result `total` with `part`, which has its rows from `begin` on, into `out`.
+
+    Each is a result `[b, h, s, d]`, contiguous along d, and its log-sum-exp `[b, h, s]`, fp32. out is contiguous.
+    """
     result, lse = out
     b, h, rows, columns = result.shape
     if not result.numel():

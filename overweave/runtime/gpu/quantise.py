@@ -1,4 +1,4 @@
-"""Rows in fp8 with their scales, on this process's GPU."""
+"""Launches the row-wise fp8 quantisation (kernels/quantise.py) on this process's GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ BLOCK, WAVES = 2048, 8  # columns a step; programs for each SM
 
 
 def quantise_rows(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> None:
-    """Fill values, fp8 `[rows, cols]`, contiguous, and scales, fp32 `[rows]`. x: `[rows, cols]` of contiguous rows."""
+    """Quantise x `[rows, cols]` of contiguous rows: fill values, fp8 `[rows, cols]`, contiguous, and scales, fp32
+    `[rows]`."""
     rows, cols = x.shape
     if rows:
         programs = min(rows, WAVES * torch.cuda.get_device_properties(x.device).multi_processor_count)

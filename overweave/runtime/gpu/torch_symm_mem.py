@@ -23,12 +23,13 @@ Run = Callable[[Tensors], None]
 
 
 def bind_by_torch(collective: str, problem: Problem, group: Group, example: Tensors) -> tuple[Run, AllReduceRun | None]:
-    """Return a run of one of torch's operators, and what it keeps on the GPU. collective: the all-reduce of
-    `torch.ops.symm_mem` that sums products of cuBLAS; empty: torch's fused operator.
+    """Return (a function that runs one of torch's operators, the memory it keeps). Collective. Raises what torch
+    raises.
 
-    example: tensors as it will be called with. Collective. Raises what torch raises.
+    collective: the all-reduce of `torch.ops.symm_mem` that sums cuBLAS products; empty: torch's fused operator.
+    example: tensors as of a call.
     """
-    load("gpu heap")  # the one module that loads torch's symmetric memory, and with it these operators
+    load("gpu heap")  # imports torch's symmetric memory, which registers these operators
     bound = AllReduceRun(collective, problem, group, example["x"].device) if collective else None
     multiply: Run = bound or (lambda tensors: _fused(problem, tensors, group.name))
     if bound is None:
@@ -38,7 +39,7 @@ def bind_by_torch(collective: str, problem: Problem, group: Group, example: Tens
     def run(tensors: Tensors) -> None:
         multiply(tensors)
         if not board.is_watched:
-            board.finish()  # no workspace whose end says so
+            board.finish()  # otherwise the workspace does, when it ends
 
     return run, bound
 
@@ -58,8 +59,8 @@ class AllReduceRun:
         self._scratch = load("gpu scratch").of(group, device)
         self._scratch.reserve(problem.m * problem.n * ITEMSIZE_BYTES[problem.result_dtype])
         self._shape, self._dtype = (problem.m, problem.n), getattr(torch, problem.result_dtype)
-        self._captured: list[object] = []  # heaps whose addresses graphs of the caller's hold
-        self._heap: Any = None  # the one that the last call used: where its partial lies, and graphs that know it
+        self._captured_heaps: list[object] = []  # heaps whose addresses the caller's graphs hold
+        self._heap: Any = None  # that of the last call: its partial and its graphs use it
         self._may_replay = True
 
     def __call__(self, tensors: Tensors, /) -> None:
@@ -67,23 +68,24 @@ class AllReduceRun:
         if scratch.heap is not self._heap:
             self._move_to(scratch.heap)
         if torch.cuda.is_current_stream_capturing():
-            if not self._captured or self._captured[-1] is not self._heap:
-                self._captured.append(self._heap)
+            if not self._captured_heaps or self._captured_heaps[-1] is not self._heap:
+                self._captured_heaps.append(self._heap)
             self.was_captured = True
             self._enqueue(tensors)
             return
         scratch.enter(scratch.current_stream())
-        places = tuple([tensor.data_ptr() for tensor in tensors.values()])
-        if not (self._may_replay and self._replays.launch(places, scratch.captures, self._enqueue, tensors)):
+        addresses = tuple([tensor.data_ptr() for tensor in tensors.values()])
+        if not (self._may_replay and self._replays.launch(addresses, scratch.captures, self._enqueue, tensors)):
             self._enqueue(tensors)
 
     def _move_to(self, heap: Any) -> None:
-        """Graphs that know another heap go, and it with them. None is under way: a heap is made when GPUs are idle."""
+        """Use another heap: drop the graphs of the old one. None is running: a heap is allocated while all GPUs are
+        idle."""
         self._heap, self._replays = heap, Replays()
         self._partial = heap.view(0, self._shape, self._dtype)
 
     def _enqueue(self, tensors: Tensors, stream: object = None) -> None:
-        """On the current stream."""
+        """Enqueue matmul and all-reduce on the current stream."""
         x = tensors["x"]
         with full_precision(x.dtype):
             torch.mm(x, tensors["w"], out=self._partial)
@@ -91,12 +93,13 @@ class AllReduceRun:
 
 
 def _fused(problem: Problem, tensors: Tensors, group: str) -> None:
-    compute = _gathered if problem.record.gathers else _scattered
+    """Run torch's fused operator of the problem."""
+    compute = _fused_gather if problem.record.gathers else _fused_scatter
     with full_precision(tensors["x"].dtype), use_torch_kernels():
         compute(tensors, group)
 
 
-def _gathered(tensors: Tensors, group: str) -> None:
+def _fused_gather(tensors: Tensors, group: str) -> None:
     wants_gathered = "gathered_out" in tensors
     names = [name for name in tensors if name.split(".")[0] == "w"]
     gathered, products = torch.ops.symm_mem.fused_all_gather_matmul(
@@ -107,5 +110,5 @@ def _gathered(tensors: Tensors, group: str) -> None:
         tensors["gathered_out"] = gathered
 
 
-def _scattered(tensors: Tensors, group: str) -> None:
+def _fused_scatter(tensors: Tensors, group: str) -> None:
     tensors["y"] = torch.ops.symm_mem.fused_matmul_reduce_scatter(tensors["x"], tensors["w"], "sum", 0, group)

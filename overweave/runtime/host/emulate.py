@@ -66,7 +66,7 @@ def run_event_loop(
             raise board.alarm(timeout_alarm())
 
 
-class Beside:
+class LaunchThreads:
     """The kernel launches of one call, each in a thread of its own."""
 
     def __init__(self) -> None:
@@ -178,11 +178,11 @@ class HostCall:
         self.workspace.board.finish()
 
     def has_progressed(self) -> bool:
-        """Return whether kernels that run beside this loop have progressed since the last call."""
+        """Return whether kernels in other threads have progressed since the last call."""
         return False
 
     def abort(self) -> None:
-        """Stop what runs beside this loop: the call has failed."""
+        """Stop kernels in other threads: the call has failed."""
 
     def prepare(self) -> None:
         """Prepare the slot before the first step."""

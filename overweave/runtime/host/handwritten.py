@@ -23,7 +23,7 @@ from overweave.runtime.kernel_calls.program import ProgramArguments  # noqa: E40
 class HostHandwrittenRun(HostTaskRun):
     """A program with kernels bound to this rank's group."""
 
-    def _made_call(self, slot: HostSlot, workspace: HostWorkspace) -> TaskCall:
+    def _make_call(self, slot: HostSlot, workspace: HostWorkspace) -> TaskCall:
         slot.atomic_add = interpreter.atomic_add  # kernels read a signal as one counter
         return _KernelCall(self._declared, slot, workspace, self._group)
 
@@ -50,7 +50,7 @@ class _KernelCall(TaskCall):
     def start_kernel(self, launch: TileLaunch) -> IsDone:
         """Interpret a kernel in a thread of its own."""
         arguments, options = self._arguments.of(launch)
-        return self.beside.start(lambda: launch.kernel[launch.grid](*arguments, **options))
+        return self.threads.start(lambda: launch.kernel[launch.grid](*arguments, **options))
 
     def start_rows(self, rows: TileRows) -> IsDone:
         """Interpret their kernel."""

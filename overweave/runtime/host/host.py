@@ -89,7 +89,7 @@ class HostRun:
         workspace.check_usable()
         try:
             bound = self._bound
-            if bound.addresses_peers:
+            if bound.addresses_peers and plan.problem.islands != workspace.board.islands.members:
                 workspace.board.islands.require_one(f"run {plan.name} on {group.world_size} ranks")
             _check_tensors(plan, group, bound.operands, {**inputs, **outputs})
         except (InputError, MachineError) as error:
@@ -118,9 +118,8 @@ class HostRun:
         make_call: type[HostCall] = load(f"host {depth}")
         make_call.check(plan)
         program = HostProgram.of(plan, rank, make_call.kernel_queues(plan))
-        return _Bound(
-            program, make_call, _signature(plan, depth), _operands(plan, rank), addresses_peers(plan.schedule)
-        )
+        reaches = addresses_peers(plan.schedule)
+        return _Bound(program, make_call, _signature(plan, depth), _operands(plan, rank), reaches)
 
 
 _DEPTHS = ("library", "interpreter")

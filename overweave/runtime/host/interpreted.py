@@ -20,10 +20,11 @@ from overweave.ir.operators.forms import GATE
 from overweave.ir.plan import KERNELS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.group import Group
+from overweave.memory.heap import ranks_in_reach
 from overweave.memory.host.workspace import ABORT, HostHeap
 from overweave.memory.layout import REPORT_WORDS, lay_out_packed
 from overweave.memory.split_k import SharedShares
-from overweave.runtime.host.emulate import Beside, HostCall, IsDone, TensorsByName
+from overweave.runtime.host.emulate import HostCall, IsDone, LaunchThreads, TensorsByName
 from overweave.runtime.interpreted import interpreter
 from overweave.runtime.scheduler import PendingStep
 
@@ -57,7 +58,8 @@ class HostWords(NamedTuple):
 
 def host_words(group: Group, words: HostHeap, report: Tensor) -> HostWords:
     """Return zeroed local words with the symmetric ones. report: of a wait that timed out."""
-    limits = torch.tensor([0, report.data_ptr(), *words.addresses])
+    peers = [words.addresses[rank] for rank in ranks_in_reach(words.addresses, group.rank)]
+    limits = torch.tensor([0, report.data_ptr(), *peers])
     state, claims = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
     return HostWords(group, words, state, claims, limits, SharedShares(_CPU))
 
@@ -91,7 +93,7 @@ class InterpretedCall(HostCall):
         self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
         self.words = host_words(self.group, self.workspace.words, self._report)
         self._claimed = 0
-        self._launched = Beside()
+        self._launched = LaunchThreads()
         tensors = {name: self._bulk_loaded(name, tensor) for name, tensor in self.tensors.items()}
         plan, is_traced = with_small_tiles(self.plan), self.stopwatch is not None
         self.binding = Binding(plan, self.words, self.slot.heap, tensors, PROGRAMS, is_traced)

@@ -20,12 +20,13 @@ from overweave.runtime.handwritten import (
     TileAction,
     TileLaunch,
     TileMove,
+    TileRetire,
     TileRows,
     TileStep,
     TileTask,
     TileVoid,
 )
-from overweave.runtime.host.emulate import Beside, IsDone, run_event_loop
+from overweave.runtime.host.emulate import IsDone, LaunchThreads, run_event_loop
 
 
 class HostTaskRun:
@@ -44,7 +45,7 @@ class HostTaskRun:
         try:
             workspace.board.post(signature)
             slot = workspace.begin(self._layout, self._group.timeout_s)
-            call = self._made_call(slot, workspace)
+            call = self._make_call(slot, workspace)
             call.run_steps(steps)
         except BaseException as error:
             workspace.is_broken = True
@@ -55,7 +56,8 @@ class HostTaskRun:
             raise
         workspace.board.finish()
 
-    def _made_call(self, slot: HostSlot, workspace: HostWorkspace) -> TaskCall:
+    def _make_call(self, slot: HostSlot, workspace: HostWorkspace) -> TaskCall:
+        """Return a new call; a subclass's also runs kernels."""
         return TaskCall(self._declared, slot, workspace, self._group)
 
 
@@ -64,7 +66,7 @@ class TaskCall:
 
     def __init__(self, declared: Declared, slot: HostSlot, workspace: HostWorkspace, group: Group) -> None:
         self.declared, self.slot, self._workspace, self.group = declared, slot, workspace, group
-        self.beside = Beside()
+        self.threads = LaunchThreads()
         self._signal_sum = 0
 
     def run_steps(self, steps: list[TileStep]) -> None:
@@ -83,8 +85,8 @@ class TaskCall:
         )
 
     def abort(self) -> None:
-        """Wait for what runs beside the loop to end."""
-        self.beside.join()
+        """Wait for the threads of kernels and tasks to end."""
+        self.threads.join()
 
     def start_kernel(self, launch: TileLaunch) -> IsDone:
         """Start a kernel; return a function that polls for its end."""
@@ -92,13 +94,14 @@ class TaskCall:
         raise InputError(f"launch {launch.name}", found, "Build the TileProgram with has_kernels=True")
 
     def start_rows(self, rows: TileRows) -> IsDone:
-        """Let torch move rows once those that it waits for are there, then signal; return a function that polls."""
+        """Move rows by torch once those that it waits for have arrived, then signal; return a function that polls for
+        its end."""
         moving: list[IsDone] = []
         run = partial(_run, partial(rows.run, self._instance), torch.is_inference_mode_enabled())
 
         def is_done() -> bool:
             if not moving and all(self._is_shard_full(channel, rank) for channel, rank in rows.awaits):
-                moving.append(self.beside.start(run))
+                moving.append(self.threads.start(run))
             if not moving or not moving[0]():
                 return False
             for sent in rows.sends:
@@ -132,14 +135,18 @@ class TaskCall:
         if isinstance(action, TileTask):
             channel = () if action.channel is None else (None,)
             work = partial(action.run, self.own, *channel)
-            return self.beside.start(partial(_run, work, torch.is_inference_mode_enabled()))
+            return self.threads.start(partial(_run, work, torch.is_inference_mode_enabled()))
         if isinstance(action, TileRows):
             return self.start_rows(action)
         if isinstance(action, TileVoid):
             return lambda: True  # where a wait fails here, the call raises
         if isinstance(action, Await):
             return lambda: all(self._is_full(action.channel, counter, count) for counter, count in action.counts)
-        if isinstance(action, TileMove):
+        if isinstance(action, TileRetire):
+            ended = self._matrix(action.part)
+            if ended.is_floating_point():
+                ended.fill_(torch.nan)  # whoever reads it nevertheless sees that
+        elif isinstance(action, TileMove):
             self._matrix(action.target).copy_(self._matrix(action.source))
         else:
             self.slot.notify(action.channel, action.rank, action.counter, 1)
@@ -157,10 +164,10 @@ class TaskCall:
         one = self.declared.buffers[buffer]
         return self.slot.matrix(buffer, (one.rows, one.cols), one.dtype, rank)
 
-    def _matrix(self, place: Part | torch.Tensor) -> torch.Tensor:
-        if isinstance(place, torch.Tensor):
-            return place
-        return self._instance(place.buffer, place.rank)[slice(*place.rows), slice(*place.cols)]
+    def _matrix(self, part: Part | torch.Tensor) -> torch.Tensor:
+        if isinstance(part, torch.Tensor):
+            return part
+        return self._instance(part.buffer, part.rank)[slice(*part.rows), slice(*part.cols)]
 
     def _has_progressed(self) -> bool:
         """Return whether a signal of this rank has been raised since the last call."""
@@ -169,7 +176,7 @@ class TaskCall:
 
     def _timeout_alarm(self, queues: Mapping[str, list[Any]]) -> Alarm:
         """Return the alarm of a timeout: the actions that have not ended, and the first counter that is not full."""
-        names = ", ".join(_name(actions[0]) for actions in queues.values() if actions)
+        names = ", ".join(_action_name(actions[0]) for actions in queues.values() if actions)
         for name, channel in self.declared.channels.items():
             for counter in range(channel.counters):
                 count, seen = channel.count_of(counter), sum(self.slot.counts(name, counter))
@@ -180,12 +187,14 @@ class TaskCall:
 
 
 def _run(work: Callable[[], object], is_inference: bool) -> None:
-    """In a thread of its own, which has modes of its own: the caller's tensors may be those of inference."""
+    """Run work in this thread with the caller's inference mode, which a new thread does not inherit, and without
+    autograd."""
     with torch.inference_mode(is_inference), torch.no_grad():
         work()
 
 
-def _name(action: TileAction) -> str:
-    if isinstance(action, Raise | TileMove | TileVoid | Await):
+def _action_name(action: TileAction) -> str:
+    """Return the name of an action for a timeout report."""
+    if isinstance(action, Raise | TileMove | TileRetire | TileVoid | Await):
         return f"{type(action).__name__.lower()} in a queue"
     return action.name

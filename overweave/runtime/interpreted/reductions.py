@@ -29,24 +29,31 @@ def install_warp_reductions() -> None:
 
 
 def _reduce(self: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Combine the lower and the upper half of an axis until one element is left."""
+    """Reduce an axis as the lanes of a warp do (a butterfly of shfl.bfly): combine its lower and upper half until one
+    is left.
+
+    The axis has a power of two of elements, as every axis of a Triton block. axis None: of all elements. Returns one
+    tensor for each input.
+    """
     axis = self.axis
-    parts = _tensors([tensor.handle.data for tensor in inputs], inputs)
+    blocks = _tensors([tensor.handle.data for tensor in inputs], inputs)
     if axis is None:
-        parts, axis = _tensors([tensor.handle.data.reshape(-1) for tensor in parts], inputs), 0
-    while (size := parts[0].handle.data.shape[axis]) > 1:
-        low, high = (_tensors([_half(t, axis, which, size // 2) for t in parts], inputs) for which in (0, 1))
-        parts = _combine(self.combine_fn, low, high)
-    return [_result(self, tensor, inputs[0]) for tensor in parts]
+        blocks, axis = _tensors([tensor.handle.data.reshape(-1) for tensor in blocks], inputs), 0
+    while (size := blocks[0].handle.data.shape[axis]) > 1:
+        lower, upper = (_tensors([_half(t, axis, half, size // 2) for t in blocks], inputs) for half in (0, 1))
+        blocks = _combine(self.combine_fn, lower, upper)
+    return [_result(self, tensor, inputs[0]) for tensor in blocks]
 
 
-def _half(tensor: Any, axis: int, which: int, size: int) -> Any:
+def _half(tensor: Any, axis: int, half: int, size: int) -> Any:
+    """Return the lower (half 0) or upper (1) `size` elements of an axis."""
     index = [slice(None)] * tensor.handle.data.ndim
-    index[axis] = slice(which * size, (which + 1) * size)
+    index[axis] = slice(half * size, (half + 1) * size)
     return tensor.handle.data[tuple(index)]
 
 
 def _result(self: Any, tensor: Any, inputs: Any) -> Any:
+    """Return a reduced tensor, without the axis unless `keep_dims`."""
     data = tensor.handle.data
     if self.axis is None:
         data = data.reshape([1] * inputs.handle.data.ndim if self.keep_dims else ())
@@ -56,7 +63,7 @@ def _result(self: Any, tensor: Any, inputs: Any) -> Any:
 
 
 def _scan(self: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Combine each element with the one 1, 2, 4, ... before it."""
+    """Scan an axis as the lanes of a warp do (shfl.up): combine each element with the one 1, 2, 4, ... before it."""
     axis = self.axis
     data = [np.flip(t.handle.data, axis) if self.reverse else t.handle.data for t in inputs]
     parts, size, distance = _tensors(data, inputs), data[0].shape[axis], 1

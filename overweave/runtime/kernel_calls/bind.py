@@ -34,7 +34,7 @@ from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
-    SlotAddresses,
+    WorkspaceAddresses,
     addend_addresses,
     addend_row_shifts,
     copy_targets,
@@ -57,7 +57,13 @@ from overweave.runtime.kernel_calls.call import (
     table_tensor,
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
-from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, after_sums, copy_call, reduction_call
+from overweave.runtime.kernel_calls.sums_and_copies import (
+    Pushes,
+    ReductionCall,
+    copy_call,
+    reduction_call,
+    sum_epilogue_args,
+)
 
 TensorsByName = Mapping[str, torch.Tensor]
 MatmulCall = Callable[[MatmulConfig, Operands, TileKernelArgs], KernelCall]
@@ -85,7 +91,7 @@ class Binding:
     ) -> None:
         self.plan, self.workspace, self.heap, self.rank = plan, workspace, heap, workspace.group.rank
         layout = lay_out(plan.schedule, plan.realization.dtype)
-        self.addresses = SlotAddresses(plan.schedule, plan.realization.dtype, layout, heap.addresses)
+        self.addresses = WorkspaceAddresses(plan.schedule, plan.realization.dtype, layout, heap.addresses)
         self.protocol = signal_words(workspace, heap, layout.signals)
         self.stand_ins: list[tuple[str, Moving]] = []
         self.traces: dict[str, torch.Tensor] = {}
@@ -153,6 +159,8 @@ def kernel_call(binding: Binding, queue: str, matmul_call: MatmulCall = portable
 
 
 def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCall:
+    """Return the call of a tile (matmul) kernel: operands, epilogue inputs, addends and peers of the queue's
+    Computes."""
     plan, schedule, config = binding.plan, binding.plan.schedule, binding.plan.realization.matmul
     assert config is not None
     computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)
@@ -163,7 +171,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     )
     output_names = {name: outputs(schedule, binding.rank, name) for name in schedule.weights}
     total = next(iter(output_names[schedule.weights[0]][1:]), None)
-    beside = {name: binding.caller_tensor(name) for name in epilogue.inputs}
+    epilogue_inputs = {name: binding.caller_tensor(name) for name in epilogue.inputs}
     addends = addend_addresses(binding.addresses, binding.rank, queue)
     addend_shifts = addend_row_shifts(schedule, binding.rank, queue)
     operands = Operands(
@@ -171,10 +179,10 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         a_workspace=binding.workspace_buffer(gathered) if gathered else None,
         weights=tuple((binding.buffer(name), binding.buffer(output_names[name][0])) for name in schedule.weights),
         b_is_transposed=plan.problem.b_is_transposed,
-        beside=beside,
+        epilogue_inputs=epilogue_inputs,
         scale_x=binding.caller_tensor(own_scales) if own_scales else None,
         scale_gathered=binding.workspace_buffer(gathered_scales) if gathered_scales else None,
-        rest=binding.second_factors(),
+        second_k_part=binding.second_factors(),
         epilogue=epilogue,
         total=binding.buffer(total) if total else None,
         addends=binding.table(addends) if any(addends) else None,
@@ -201,14 +209,17 @@ def _peers(binding: Binding, queue: str, computes: list[Compute], waves: float) 
         return None
     problem, config = binding.plan.problem, binding.plan.realization.matmul
     assert config is not None
-    spread = next((binding.workspace_buffer(copy.buffer) for compute in computes for copy in compute.copies), None)
+    spread_buffer = next(
+        (binding.workspace_buffer(copy.buffer) for compute in computes for copy in compute.copies), None
+    )
     strip_bytes = prod(hopper_strip(config)) * ITEMSIZE_BYTES[problem.moved_dtype]
     interval_ns = peer_store_interval_ns(problem, computes, waves / len(rows), strip_bytes)
-    places = binding.table([*rows, [0 if spread is None else spread.data_ptr(), interval_ns]])
-    return Peers(places, tuple(distance for _, distance in rows[1:]), spread)
+    table = binding.table([*rows, [0 if spread_buffer is None else spread_buffer.data_ptr(), interval_ns]])
+    return Peers(table, tuple(distance for _, distance in rows[1:]), spread_buffer)
 
 
 def _reduce(binding: Binding, queue: str) -> KernelCall:
+    """Return the call of the reduction kernel for the queue's Reduces."""
     plan, config = binding.plan, binding.plan.realization.reduction
     assert config is not None
     reduces = binding.operations(queue, Reduce)
@@ -223,7 +234,7 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
         widths=reduction_widths(reduces),
         out=tensors[rows.places[0]] if rows else binding.buffer(stored.name),
         cols=stored.cols,
-        after=after_sums(problem, tensors),
+        epilogue_args=sum_epilogue_args(problem, tensors),
         rows=rows_code(rows),
         sum_first=has_fp32_first_operand(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue_code(epilogue),
@@ -245,6 +256,7 @@ def _block_map(binding: Binding, reduces: list[Reduce]) -> dict[str, Any]:
 
 
 def _copy(binding: Binding, queue: str) -> KernelCall:
+    """Return the call of the copy kernel for the queue's Puts."""
     config = binding.plan.realization.copy
     moves = [one for one in binding.plan.schedule.of_rank(binding.rank) if one.queue == queue]
     assert config is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from overweave.ir.tile_order import TileRow
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 from overweave.memory.device.protocol import begin_kernel, stamp_kernel, tell_kernel, wait_kernel
 from overweave.memory.group import Group
-from overweave.memory.heap import Heap
+from overweave.memory.heap import Heap, ranks_in_reach
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
 from overweave.memory.split_k import SharedShares
 
@@ -147,12 +147,12 @@ def flattened(stack: MatrixInput, is_transposed: bool) -> Any:
 class Peers(NamedTuple):
     """Where the tiles of a kernel store at other ranks (kernels/tile_end.py).
 
-    places: int64, two words for each rank (memory/lower.peer_slot_offsets), then the address of `spread` or 0, and the
+    table: int64, two words for each rank (memory/lower.peer_slot_offsets), then the address of `spread` or 0, and the
     interval between strips (bind.py). distances: offset of each peer's slot from this rank's in bytes, the next rank
     first. spread: this rank's instance of the buffer to which every rank's sums go; None if sums go to one rank.
     """
 
-    places: torch.Tensor
+    table: torch.Tensor
     distances: tuple[int, ...]
     spread: torch.Tensor | None
 
@@ -207,25 +207,30 @@ def signal_words(workspace: ProtocolWords, heap: Heap, signals: int) -> SignalWo
 
 
 def connected_ranks(workspace: ProtocolWords) -> int:
-    """Return the number of ranks that exchange credits and abort each other: all; without peer access, one.
+    """Return the number of ranks that exchange credits and abort each other: those of an island; without peer access,
+    one.
 
-    Then no kernel waits for a peer: NCCL's collectives synchronize the ranks.
+    No kernel waits for other ranks: NCCL's collectives synchronize these.
     """
     return len({*workspace.words.addresses})
 
 
-def require_peer_access(workspace: ProtocolWords, what: str) -> None:
-    """Raise MachineError without peer access: an access to a peer would go to this rank's own memory."""
-    ranks = workspace.group.world_size
-    if connected_ranks(workspace) < ranks:
+def require_peer_access(workspace: ProtocolWords, what: str, reached: Collection[int] | None = None) -> None:
+    """Raise MachineError without peer access: an access to a peer would go to this rank's own memory. reached: the
+    peers that this rank addresses; None: all."""
+    group = workspace.group
+    in_reach = ranks_in_reach(workspace.words.addresses, group.rank)
+    if not {*(range(group.world_size) if reached is None else reached)} <= {*in_reach}:
         cure = "Take a plan whose rows the library moves, such as sequential; `overweave doctor` names the GPUs"
-        raise MachineError(f"run {what} on {ranks} GPUs", f"they {NO_REACH}", cure)
+        raise MachineError(f"run {what} on {group.world_size} GPUs", f"they {NO_REACH}", cure)
 
 
 def prologue_call(workspace: ProtocolWords, protocol: SignalWords, signals: int) -> KernelCall:
     """Return the call of the prologue kernel. signals: that the call uses."""
     words = [workspace.state, protocol.signals, workspace.claims, protocol.words, protocol.limits]
-    numbers = [signals, workspace.group.rank % protocol.world_size, protocol.world_size]
+    rank = workspace.group.rank
+    place = ranks_in_reach(workspace.words.addresses, rank).index(rank)
+    numbers = [signals, place, protocol.world_size]
     return KernelCall(begin_kernel, [*words, *numbers, BEGIN_BLOCK], {"num_warps": 4})
 
 

@@ -1,4 +1,4 @@
-"""The launches of a matmul by experts: one fills the table of tiles, one multiplies.
+"""The two launches of a grouped matmul by experts: one fills the tile table, one multiplies.
 
 Both are made for shapes, strides and dtypes; tensors are stand-ins, whose addresses a call sets.
 """
@@ -21,16 +21,18 @@ from overweave.runtime.kernel_calls.call import KernelCall, Moving, TileKernelAr
 from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
 
 COLUMNS = len(TileRow._fields)
-FILLED_AT_ONCE = 32  # rows of the table, by one program
-MOST_AT_ONCE = 128  # experts that a program looks at together
-MOST_TILES = (1 << 27) - 1  # of one launch: the Hopper kernel's partitions tell each other their numbers in 27 bits
+TABLE_ROWS_PER_PROGRAM = 32  # rows of the table, by one program
+MOST_EXPERTS_AT_ONCE = 128  # experts that a program looks at together
+MOST_TILES = (1 << 27) - 1  # of one launch: messages between the Hopper kernel's partitions hold 27 bits
 NANOSECONDS = 10**9
 
 
 class ExpertTensors(NamedTuple):
-    """Of one call, tensors or stand-ins; None where it has none. x `[source rows, k]`, w and gate `[experts, k, n]`,
-    offs int32 `[experts]`, out `[rows, n]`; the others as in `Operands` and `ExpertRows`. table, head:
-    `fill_tiles_kernel`.
+    """Tensors of one call, or their stand-ins; None where it has none.
+
+    x `[source rows, k]`, w and gate `[experts, k, n]`, offs int32 `[experts]` (ends of groups), out `[rows, n]`; table,
+    head: of `fill_tiles_kernel`; rows, into, row_weights: index, output index and factor of rows (`ExpertRows`); others
+    as in `Operands`.
     """
 
     x: Any
@@ -50,8 +52,10 @@ class ExpertTensors(NamedTuple):
 
 
 class ArrivingTensors(NamedTuple):
-    """What tiles read that wait for rows of their source. bounds: `Arrivals`. The others: memory/device/signals.py, of
-    which signal s says that the shard of rank s is there."""
+    """Memory that tiles read to wait for arriving rows. bounds: `Arrivals.row_starts`.
+
+    The others: memory/device/signals.py; signal s says that the shard of rank s is there.
+    """
 
     bounds: Any
     signals: Any
@@ -60,17 +64,17 @@ class ArrivingTensors(NamedTuple):
 
 
 class ArrivingRows(Struct, frozen=True):
-    """How the rows of a source arrive (kernels/arguments.Arrivals)."""
+    """How rows of x arrive: as the fields of kernels/arguments.Arrivals. ranks: the number of sources."""
 
     rank: int
     ranks: int
-    ahead: int
-    number: int
+    early_experts: int
+    operation: int
 
 
 class ExpertsForm(Struct, frozen=True):
-    """What of a call decides what is compiled beside shapes and dtypes. rows: of the product. arriving: None if all
-    rows of its source are there when it begins."""
+    """What a call is compiled for, besides shapes and dtypes. rows: of the output. arriving: None if all rows of x are
+    there."""
 
     rows: int
     config: MatmulConfig
@@ -79,7 +83,7 @@ class ExpertsForm(Struct, frozen=True):
 
 
 def table_rows(rows: int, experts: int, n: int, config: MatmulConfig) -> int:
-    """Return how many tiles there are at most. Raises InputError if a kernel cannot number them."""
+    """Return an upper bound of the number of tiles. Raises InputError if a kernel cannot number them."""
     most = (rows // config.block_m + min(rows, experts)) * -(-n // config.block_n)
     if most > MOST_TILES:
         raise InputError("multiply by experts", f"{most} tiles at most", "Use fewer rows")
@@ -89,17 +93,18 @@ def table_rows(rows: int, experts: int, n: int, config: MatmulConfig) -> int:
 def fill_call(form: ExpertsForm, tensors: ExpertTensors) -> KernelCall:
     """Return the call that fills the table."""
     config, (experts, _, n) = form.config, tensors.w.shape
-    columns, rest = -(-n // config.block_n), n % config.block_n
-    at_once = min(MOST_AT_ONCE, 1 << (experts - 1).bit_length())
-    arrivals, how = None, form.arriving
-    if how is not None and tensors.arriving is not None:
-        arrivals = Arrivals(tensors.arriving.bounds, how.rank, how.ranks, min(how.ahead, experts), how.number)
+    columns, last_cols = -(-n // config.block_n), n % config.block_n
+    chunk = min(MOST_EXPERTS_AT_ONCE, 1 << (experts - 1).bit_length())
+    arrivals, arriving = None, form.arriving
+    if arriving is not None and tensors.arriving is not None:
+        early_experts = min(arriving.early_experts, experts)
+        arrivals = Arrivals(tensors.arriving.bounds, arriving.rank, arriving.ranks, early_experts, arriving.operation)
     arguments: list[Any] = [
         *(tensors.table, tensors.head, tensors.offs, arrivals, experts, form.rows, columns),
-        narrow_width(rest, config) if rest else 0,
-        *(config.block_m, config.block_n, config.group_m, FILLED_AT_ONCE, at_once),
+        narrow_width(last_cols, config) if last_cols else 0,
+        *(config.block_m, config.block_n, config.group_m, TABLE_ROWS_PER_PROGRAM, chunk),
     ]
-    programs = -(-table_rows(form.rows, experts, n, config) // FILLED_AT_ONCE)
+    programs = -(-table_rows(form.rows, experts, n, config) // TABLE_ROWS_PER_PROGRAM)
     return KernelCall(fill_tiles_kernel, arguments, {"num_warps": 4}, max(1, programs))
 
 
@@ -107,28 +112,28 @@ def experts_call(form: ExpertsForm, tensors: ExpertTensors, device: torch.device
     """Return the call that multiplies, by the tile kernel that the configuration names."""
     is_transposed = tensors.w.stride()[1] == 1 and tensors.w.stride()[2] != 1
     x, out = tensors.x, tensors.out
-    own = ExpertRows(
-        step=stack_step(tensors.w, is_transposed) if tensors.w.shape[0] > 1 else 0,
+    expert_rows = ExpertRows(
+        rows_per_expert=stack_step(tensors.w, is_transposed) if tensors.w.shape[0] > 1 else 0,
         source=x if tensors.rows is not None else None,
-        stride=x.stride()[0],
-        twice_source_rows=2 * x.shape[0],
-        rows=tensors.rows,
-        into=tensors.into,
-        twice_out_rows=2 * out.shape[0],
-        weights=tensors.row_weights,
+        source_stride=x.stride()[0],
+        source_rows_x2=2 * x.shape[0],
+        row_index=tensors.rows,
+        out_index=tensors.into,
+        out_rows_x2=2 * out.shape[0],
+        row_scales=tensors.row_weights,
     )
     operands = Operands(
         x,
         None,
         ((tensors.w, out),),
         is_transposed,
-        beside=tensors._asdict(),
+        epilogue_inputs=tensors._asdict(),
         scale_x=tensors.scale_x,
         epilogue=form.epilogue,
-        experts=own,
+        experts=expert_rows,
     )
     trace = torch.zeros(1, TRACE_COLUMNS.value, dtype=torch.int64, device=device)
-    claims, count = head_words(tensors.head)
+    claims, count = counter_and_count(tensors.head)
     queue = LaunchTiles(tensors.table, claims, trace, count)
     call = matmul_call(form.config, operands, TileKernelArgs(queue, _protocol(form, tensors, device)))
     experts, _, n = tensors.w.shape
@@ -136,7 +141,7 @@ def experts_call(form: ExpertsForm, tensors: ExpertTensors, device: torch.device
 
 
 def _protocol(form: ExpertsForm, tensors: ExpertTensors, device: torch.device) -> SignalWords:
-    """Return what tiles wait by; where none does, words that nobody reads."""
+    """Return the signal words that tiles wait for; if none wait, dummies that are not read."""
     if form.arriving is not None and tensors.arriving is not None:
         return SignalWords(*tensors.arriving[1:], form.arriving.ranks)
     words = torch.zeros(64, dtype=torch.int32, device=device)
@@ -144,23 +149,23 @@ def _protocol(form: ExpertsForm, tensors: ExpertTensors, device: torch.device) -
     return SignalWords(words, words, limits, 1)
 
 
-def head_words(head: Any) -> tuple[Any, Any]:
-    """Return the work counter and the number of tiles of a `head`."""
+def counter_and_count(head: Any) -> tuple[Any, Any]:
+    """Return the two words of a `head`: work counter, number of tiles."""
     if isinstance(head, torch.Tensor):
         return head[:1], head[1:]
     return head, ShiftedStandIn(head, 4)
 
 
 class ShiftedStandIn:
-    """A stand-in for what lies so many bytes behind another."""
+    """A stand-in for memory `offset_bytes` behind another stand-in."""
 
-    def __init__(self, of: Moving, distance: int) -> None:
-        self.of, self.distance, self.dtype = of, distance, of.dtype
+    def __init__(self, base: Moving, offset_bytes: int) -> None:
+        self.base, self.offset_bytes, self.dtype = base, offset_bytes, base.dtype
 
     @property
     def address(self) -> int:
         """Return the address of the next launch's tensor."""
-        return self.of.address + self.distance
+        return self.base.address + self.offset_bytes
 
     def data_ptr(self) -> int:
         """Return the address of the next launch's tensor."""

@@ -40,10 +40,10 @@ def _arguments(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) 
         factors = [flattened(stack, operands.b_is_transposed) for stack in factors]
     weights = [_descriptor(matrix, block_b, operands.b_is_transposed) for matrix in factors]
     first_k = None
-    if operands.rest is not None:
-        a_rest, b_rest = operands.rest
-        a_sides, first_k = (a_sides[0], _descriptor(a_rest, [box_m, block_k])), operands.weight_matrices[0].shape[0]
-        weights.append(_descriptor(b_rest, block_b, operands.b_is_transposed))
+    if operands.second_k_part is not None:
+        a_second, b_second = operands.second_k_part
+        a_sides, first_k = (a_sides[0], _descriptor(a_second, [box_m, block_k])), operands.weight_matrices[0].shape[0]
+        weights.append(_descriptor(b_second, block_b, operands.b_is_transposed))
     outs = [_descriptor(matrix, [box_m, box_n]) for matrix in operands.outs]
     total_tiles, addends, addend_tiles = None, operands.addends, None
     if operands.total is not None:

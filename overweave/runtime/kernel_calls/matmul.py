@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
-from overweave.kernels.arguments import AtPeers, Ends, ExpertRows, MatmulOutputs, Traits
-from overweave.kernels.epilogue import epilogue_code, factors_of, operands_of
+from overweave.kernels.arguments import EpilogueArgs, ExpertRows, MatmulOutputs, PeerStores, Traits
+from overweave.kernels.epilogue import epilogue_code, gate_weights, operands_of
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.tile_end import EXPERTS
 from overweave.runtime.backends import load
@@ -26,43 +26,42 @@ PRECISION = {torch.float32: "ieee", torch.float8_e4m3fn: "fp8"}
 class Operands:
     """Operands, outputs and epilogue operands of a matmul tile kernel.
 
-    a_shard, a_workspace: `[rows, k]`, either may be None. weights: (weight `[k, n]`, output `[rows, n]`), all in
-    the same memory layout; `TileRow.weight` numbers them.
-    beside: what the epilogue reads, by name. Scales of rows: scale_x belongs to those of a_shard and scale_gathered to
-    those of a_workspace, else None.
-    rest: further columns of a_shard and as many rows of the one weight, which extend k; for the Hopper kernel alone.
+    a_shard, a_workspace: `[rows, k]`, either may be None. weights: (B matrix `[k, n]`, output `[rows, n]`), all in
+    the same memory layout; `TileRow.weight` is the index.
+    epilogue_inputs: by name. Scales of rows, or None: scale_x of those of a_shard, scale_gathered of a_workspace's.
+    second_k_part: further columns of a_shard, and rows of the one B matrix, that extend k; Hopper kernel only.
     total: `[rows, n]`, a second output, chosen by `TileRow.into`; None if there is none.
     addends: int64 `[operations, addends]`, their addresses (memory/lower.addend_addresses); None if no tile has any.
     addend_rows: if every operation has one addend in one own matrix: that matrix `[rows, n]`, and int64 `[operations]`,
     the addend's row minus the result's (memory/lower.addend_row_shifts).
     peers: where tiles store their products at other ranks; None if they do not.
-    experts: of a table that names experts: the weights are `[experts, k, n]`, and the gate; else None.
+    experts: set if tiles name experts: then B matrices, and the gate, are stacks `[experts, k, n]`.
     """
 
     a_shard: MatrixInput | None
     a_workspace: MatrixInput | None
     weights: tuple[tuple[MatrixInput, MatrixInput], ...]
     b_is_transposed: bool
-    beside: Mapping[str, MatrixInput] = field(default_factory=dict)
+    epilogue_inputs: Mapping[str, MatrixInput] = field(default_factory=dict)
     scale_x: MatrixInput | None = None
     scale_gathered: MatrixInput | None = None
     epilogue: Epilogue = NO_EPILOGUE
     total: MatrixInput | None = None
     addends: torch.Tensor | None = None
     addend_rows: tuple[MatrixInput, torch.Tensor] | None = None
-    rest: tuple[MatrixInput, MatrixInput] | None = None
+    second_k_part: tuple[MatrixInput, MatrixInput] | None = None
     peers: Peers | None = None
     experts: ExpertRows | None = None
 
     @property
     def weight_matrices(self) -> list[MatrixInput]:
         """All weights, then that of the epilogue, of the first one's shape and layout, if it reads a product."""
-        return [*(b for b, _ in self.weights), *factors_of(self.epilogue, self.beside)]
+        return [*(b for b, _ in self.weights), *gate_weights(self.epilogue, self.epilogue_inputs)]
 
     @property
     def k(self) -> int:
-        """Columns of a, with those of `rest`."""
-        return self.weight_matrices[0].shape[-2] + (0 if self.rest is None else self.rest[1].shape[0])
+        """Columns of a, with those of `second_k_part`."""
+        return self.weight_matrices[0].shape[-2] + (0 if self.second_k_part is None else self.second_k_part[1].shape[0])
 
     @property
     def outs(self) -> list[MatrixInput]:
@@ -76,16 +75,16 @@ class Operands:
         return MatmulOutputs(*outs, *widths, self.total)  # type: ignore[call-arg]  # lists of MOST_WEIGHTS
 
     @property
-    def epilogue_args(self) -> Ends:
+    def epilogue_args(self) -> EpilogueArgs:
         """The epilogue's operands; a missing tensor of row scales is replaced by the other, and not read."""
-        own, rest = self.scale_x, self.scale_gathered
-        scales = (rest if own is None else own, own if rest is None else rest)
-        return Ends(operands_of(self.epilogue, self.beside), *scales)
+        own, second_k_part = self.scale_x, self.scale_gathered
+        scales = (second_k_part if own is None else own, own if second_k_part is None else second_k_part)
+        return EpilogueArgs(operands_of(self.epilogue, self.epilogue_inputs), *scales)
 
     @property
-    def peer_args(self) -> AtPeers:
+    def peer_args(self) -> PeerStores:
         """The kernel's argument for stores at other ranks."""
-        return AtPeers(self.peers.places, self.peers.spread_ranks) if self.peers else AtPeers()
+        return PeerStores(self.peers.table, self.peers.spread_ranks) if self.peers else PeerStores()
 
 
 def pad_weights(operands: list[Any]) -> list[Any]:
@@ -140,7 +139,7 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
         is_gated=operands.epilogue.products > 1,
         addends=0 if operands.addends is None else operands.addends.shape[1],
         weights=len(operands.weights) if operands.experts is None else EXPERTS.value,
-        gathers=operands.experts is not None and operands.experts.rows is not None,
+        gathers=operands.experts is not None and operands.experts.row_index is not None,
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from overweave.ir.plan import PackedConfig, SkinnyConfig
 from overweave.ir.problem import Problem
-from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, ShardSpans, SignalWords
+from overweave.kernels.arguments import Assembly, Messages, PackedTraits, ShardSpans, SignalWords, SumEpilogueArgs
 from overweave.kernels.epilogue import epilogue_code, rows_code
 from overweave.kernels.packed.exchange import packed_kernel
 from overweave.kernels.skinny import skinny_matmul_kernel
@@ -18,7 +18,7 @@ from overweave.memory.heap import PackedSpace
 from overweave.memory.layout import PackedLayout
 from overweave.memory.split_k import SharedShares
 from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall, MatrixInput
-from overweave.runtime.kernel_calls.sums_and_copies import MOST_REGISTERS, after_sums
+from overweave.runtime.kernel_calls.sums_and_copies import MOST_REGISTERS, sum_epilogue_args
 
 ChainPosition = Literal[
     "in_turn", "leads", "follows"
@@ -80,7 +80,7 @@ def packed_call(
     tensors: buffers by name, and operands of the norm or of the sums' epilogue by theirs.
     """
     ranks, adds, rows = problem.world_size, config.exchange != "gather", problem.of_rows
-    span, programs, turns = layout.stretches(config.block)
+    span, programs, iterations = layout.stretches(config.block)
     traits = PackedTraits(
         exchange=config.exchange,
         senders=ranks - 1,
@@ -92,9 +92,9 @@ def packed_call(
     )
     arguments = [
         *(tensors[layout.source], tensors[rows.places[0] if rows else layout.out]),
-        after_sums(problem, tensors) if adds else AfterSums(),
+        sum_epilogue_args(problem, tensors) if adds else SumEpilogueArgs(),
         Messages(space.spaces, space.state, layout.part_bytes, space.half_bytes),
-        ShardSpans(layout.words, layout.shard_words, span, turns),
+        ShardSpans(layout.words, layout.shard_words, span, iterations),
         SignalWords(None, *caller.protocol, ranks),
         *(caller.rank, problem.n, traits),
     ]

@@ -1,4 +1,4 @@
-"""The one launch that makes the tables of a routing (kernels/routing.py), and how its tables lie in one buffer."""
+"""The launch that fills a routing's tables (kernels/routing.py), and the layout of the tables in one buffer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from overweave.kernels.arguments import TopkShape
 from overweave.kernels.routing import route_kernel
 from overweave.runtime.kernel_calls.call import KernelCall
 
-PART = 512  # pairs that a program sorts at a time
-MOST_PROGRAMS = 128  # all are to run at once
-MOST_COUNTS = 16384  # that a program has in its registers: of some programs, of all experts
+PART = 512  # (token, expert) pairs that a program sorts at a time
+MOST_PROGRAMS = 128  # all must be resident at once: they meet at a grid barrier
+MOST_COUNTS = 16384  # that a program holds in registers: of several programs, all experts
 UNIT = 4  # words: each table begins at a multiple of 16 bytes
 LINE_WORDS = 32
 DEADLINE_NS = 2 * 10**9
 
 
 class RoutingSizes(NamedTuple):
-    """Of a routing: pairs of a token and an expert, experts of a token, experts, and how many sources tokens are of."""
+    """Sizes of a routing: (token, expert) pairs, experts of a token, experts, and source ranks of tokens."""
 
     pairs: int
     top: int
@@ -49,22 +49,22 @@ def tables_of(words: torch.Tensor, sizes: RoutingSizes) -> list[torch.Tensor]:
     return [room[: _count(shape)].view(shape) for room, shape in zip(rooms, sizes.shapes, strict=True)]
 
 
-class Meeting(NamedTuple):
-    """Where the programs of launches on one stream meet. state: int32, what they leave (kernels/routing.meet). limits:
-    int64, the deadline.
+class GridBarrier(NamedTuple):
+    """Memory of the grid barrier of launches on one stream. state: int32 words (kernels/routing.grid_barrier). limits:
+    int64, its deadline.
     """
 
     state: torch.Tensor
     limits: torch.Tensor
 
     @classmethod
-    def on(cls, device: torch.device) -> Meeting:
-        """Make one."""
+    def on(cls, device: torch.device) -> GridBarrier:
+        """Allocate one."""
         return cls.several(device, 1)[0]
 
     @classmethod
-    def several(cls, device: torch.device, count: int) -> list[Meeting]:
-        """Make so many. Each has a line of memory."""
+    def several(cls, device: torch.device, count: int) -> list[GridBarrier]:
+        """Allocate so many, each on a cache line of its own."""
         states = torch.zeros(count, LINE_WORDS, dtype=torch.int32, device=device)
         limits = torch.full((1,), DEADLINE_NS, dtype=torch.int64, device=device)
         return [cls(state, limits) for state in states]
@@ -76,13 +76,13 @@ def programs_of(pairs: int) -> tuple[int, int]:
     return max(1, -(-pairs // (PART * parts))), parts
 
 
-def route_call(ids: torch.Tensor, words: torch.Tensor, sizes: RoutingSizes, meeting: Meeting) -> KernelCall:
-    """Return the call. words: int32, for the tables."""
+def route_call(ids: torch.Tensor, words: torch.Tensor, sizes: RoutingSizes, barrier: GridBarrier) -> KernelCall:
+    """Return the call of the routing kernel. words: int32 buffer for the tables."""
     programs, parts = programs_of(sizes.pairs)
     bins = 1 << max(4, (sizes.experts - 1).bit_length())
     scratch = torch.empty(programs * (2 * bins + 1), dtype=torch.int32, device=ids.device)
     arguments = [
-        *(ids, *tables_of(words, sizes), scratch, *meeting, sizes.pairs),
+        *(ids, *tables_of(words, sizes), scratch, *barrier, sizes.pairs),
         TopkShape(sizes.top, ids.stride(0), ids.stride(1), sizes.experts, sizes.sources, sizes.shard),
         *(PART, parts, bins),
         min(1 << (programs - 1).bit_length(), max(1, MOST_COUNTS // bins)),
@@ -95,4 +95,5 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _room(shape: tuple[int, ...]) -> int:
+    """Return the words that a table takes, padded to 16 bytes."""
     return -(-_count(shape) // UNIT) * UNIT

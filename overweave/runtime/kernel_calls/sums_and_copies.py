@@ -10,7 +10,7 @@ import torch
 from overweave.ir.operators.forms import RESIDUAL
 from overweave.ir.plan import CopyConfig, ReduceConfig
 from overweave.ir.problem import Problem
-from overweave.kernels.arguments import AfterSums
+from overweave.kernels.arguments import SumEpilogueArgs
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.epilogue import operands_of
 from overweave.kernels.reduction import reduction_kernel
@@ -23,33 +23,34 @@ SUMS_PER_SM = 4  # of the SMs left to copies; a reduction block takes an eighth 
 
 
 class ReductionCall(NamedTuple):
-    """Operands, output and epilogue of a reduction: what is done to whole rows (kernels/reduction.py), or to sums,
-    by the codes of kernels/epilogue.py.
+    """Operands, output and epilogue of a reduction (kernels/reduction.py).
 
     operands: int64 addresses (memory/lower.reduction_operands). widths: as of memory/lower.reduction_widths. out: of
-    `cols` columns; used by sums without an address in `operands`. cells: int32, the block map of permuted operands;
-    cell: rows and columns of a block.
+    `cols` columns; used by sums without an address in `operands`. rows, epilogue: codes of kernels/epilogue.py for
+    whole rows and for sums; 0: none. cells: int32, the block map of permuted operands; cell: rows and columns of a
+    block.
     """
 
     operands: torch.Tensor
     widths: tuple[int, int, int]
     out: MatrixInput
     cols: int
-    after: AfterSums = AfterSums()
+    epilogue_args: SumEpilogueArgs = SumEpilogueArgs()
     rows: int = 0
-    sum_first: bool = False  # the first operand of each is kept in fp32
+    sum_first: bool = False  # the first operand of each sum is fp32
     epilogue: int = 0
     cells: torch.Tensor | None = None
     cell: tuple[int, int] = (1, 1)
 
 
-def after_sums(problem: Problem, tensors: Mapping[str, Any]) -> AfterSums:
-    """What sums end with, or whole rows of them: of the tensors of a call, by their names."""
+def sum_epilogue_args(problem: Problem, tensors: Mapping[str, Any]) -> SumEpilogueArgs:
+    """Return the inputs and outputs of the epilogue, or row-wise form, that ends sums. tensors: of the call, by
+    name."""
     rows = problem.of_rows
     if rows is None:
-        return AfterSums(inputs=operands_of(problem.sum_epilogue, tensors))
-    places = (tensors[name] for name in rows.places[1:])
-    return AfterSums(tensors.get(RESIDUAL), operands_of(rows, tensors), *places)
+        return SumEpilogueArgs(inputs=operands_of(problem.sum_epilogue, tensors))
+    outputs = (tensors[name] for name in rows.places[1:])
+    return SumEpilogueArgs(tensors.get(RESIDUAL), operands_of(rows, tensors), *outputs)
 
 
 def reduction_call(config: ReduceConfig, tiles: TileKernelArgs, sums: ReductionCall) -> KernelCall:
@@ -57,7 +58,16 @@ def reduction_call(config: ReduceConfig, tiles: TileKernelArgs, sums: ReductionC
     # With an epilogue ptxas spills registers rather than take more than 64 (Triton 3.6), unless maxnreg allows more.
     blocks = [*sums.widths, config.block_m, config.block_n // config.parts]
     constants = [*blocks, tiles.traced, sums.rows, sums.sum_first, sums.epilogue, *sums.cell]
-    arguments = [sums.operands, sums.out, tiles.queue, tiles.protocol, sums.cols, sums.after, sums.cells, *constants]
+    arguments = [
+        sums.operands,
+        sums.out,
+        tiles.queue,
+        tiles.protocol,
+        sums.cols,
+        sums.epilogue_args,
+        sums.cells,
+        *constants,
+    ]
     options = {"num_warps": config.warps} | ({"maxnreg": MOST_REGISTERS} if sums.epilogue else {})
     return KernelCall(reduction_kernel, arguments, options, reduction_programs(config, tiles.queue.tiles))
 

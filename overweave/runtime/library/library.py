@@ -275,33 +275,30 @@ def _all_reduce(collective: Collective, view: View, group: Group) -> None:
 
 
 def _all_to_all(collective: Collective, view: View, group: Group) -> None:
-    """Run all_to_all. A single part on each side is divided equally among the ranks."""
+    """Run all_to_all. A single part on each side is divided equally among the ranks; empty parts are no messages."""
     sources = [view(source) for source in collective.sources]
     targets = [view(target) for target in collective.destinations]
-    packed = _flatten_adjacent(sources) if _are_adjacent(sources) else torch.cat([part.flatten() for part in sources])
-    is_in_place = _are_adjacent(targets)
-    received_flat = (
-        _flatten_adjacent(targets) if is_in_place else packed.new_empty(sum(part.numel() for part in targets))
-    )
+    packed, landing = _adjacent(sources), _adjacent(targets)
+    if packed is None:
+        packed = torch.cat([part.flatten() for part in sources])
+    received_flat = packed.new_empty(sum(part.numel() for part in targets)) if landing is None else landing
     sizes = [part.numel() for part in targets], [part.numel() for part in sources]
     received, sent = sizes if len(targets) > 1 else (None, None)
     dist.all_to_all_single(received_flat, packed, received, sent, group=group.process_group)
-    if not is_in_place:
+    if landing is None:
         for target, part in zip(targets, received_flat.split(sizes[0]), strict=True):
             target.copy_(part.view(target.shape))
 
 
-def _flatten_adjacent(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
-
-
-def _are_adjacent(parts: list[torch.Tensor]) -> bool:
-    """Return whether row-major parts are adjacent in memory."""
-    starts = [part.data_ptr() for part in parts]
-    sizes = [part.numel() * part.element_size() for part in parts]
-    return all(part.is_contiguous() for part in parts) and all(
-        start + size == following for start, size, following in zip(starts, sizes, starts[1:], strict=False)
-    )
+def _adjacent(parts: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return row-major parts that follow each other in memory, but for empty ones, as one row; None if they do not."""
+    filled = [part for part in parts if part.numel()] or parts[:1]
+    starts = [part.data_ptr() for part in filled]
+    sizes = [part.numel() * part.element_size() for part in filled]
+    follow = (start + size == after for start, size, after in zip(starts, sizes, starts[1:], strict=False))
+    if not all(part.is_contiguous() for part in filled) or not all(follow):
+        return None
+    return filled[0].as_strided((sum(part.numel() for part in filled),), (1,))
 
 
 COLLECTIVES: dict[str, Callable[[Collective, View, Group], None]] = {

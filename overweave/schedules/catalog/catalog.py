@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from itertools import product as product_of
 
 from msgspec.structs import replace
@@ -13,9 +13,9 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.operators.registry import register as register_record
-from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, indexed_name, step_obstacle
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, MatmulConfig, Plan, gate_obstacle, indexed_name, step_obstacle
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import LIMIT, Buffer, Goal, InitialContents, Operation, Queue, Range, Schedule
+from overweave.ir.schedule import LIMIT, Buffer, Credit, Goal, InitialContents, Operation, Queue, Range, Schedule
 from overweave.ir.tensors import product
 from overweave.schedules.catalog.compose import MatmulFootprint, compose, with_finished_sums
 from overweave.schedules.catalog.forms import check_forms
@@ -124,12 +124,19 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     settings = settle(name, method.options, options)
     if method.mover:
         settings = replace(settings, mover=method.mover)
+    if method.has_levels and (settings.carrier is None or not method.takes("carrier")):
+        is_by_library = bool(problem.islands) or not method.takes("carrier")
+        settings = replace(settings, carrier=LIBRARY if is_by_library else COPY_ENGINE)
+    elif settings.carrier == LIBRARY and not method.has_levels:
+        settings = replace(settings, mover=LIBRARY)
     config = _config(problem, method, settings) if method.is_fused else None
     if settings.rows == "cyclic" and config is not None:
         problem = replace(problem, strip=config.block_m)
     sums = sums_shape(problem, method, settings)
     work = MethodInputs(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
     schedule = _builder(problem.record)(work)
+    if problem.islands:
+        schedule = replace(schedule, credits=tuple(_inside(problem.islands, schedule.credits)))
     if not problem.has_fixed_sizes:
         sides = _COUNTED if problem.record.exchanges else {Y: "received"} if problem.record.gathers else {}
         buffers = (replace(each, counted=each.counted or sides.get(each.name)) for each in schedule.buffers)
@@ -139,6 +146,12 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
         raise InputError(f"build {name} with {min(clash)}=", "a buffer of the plan has this name", "Name it otherwise")
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
+
+
+def _inside(islands: Iterable[tuple[int, ...]], credits: Iterable[Credit]) -> Iterator[Credit]:
+    """The credits between ranks of one island: no other rank touches their memory."""
+    island = {rank: ranks for ranks in islands for rank in ranks}
+    return (credit for credit in credits if credit.taker in island[credit.giver])
 
 
 def matmul_config(name: str, problem: Problem, options: Mapping[str, str | int]) -> MatmulConfig:
@@ -159,6 +172,9 @@ def check_problem(asked: str, problem: Problem) -> None:
     if problem.m != problem.record.whole_rows(problem.m, problem.world_size):
         found = f"{problem.m} rows are no whole blocks for {problem.world_size} ranks"
         raise InputError(asked, found, "Pad the rows to a multiple of the ranks")
+    if problem.islands and sorted(chain(*problem.islands)) != list(range(problem.world_size)):
+        found = f"islands of ranks {problem.islands} of {problem.world_size}"[:80]
+        raise InputError(asked, found, "Name every rank once, in one island")
     if problem.world_size * max(-(-problem.m // problem.world_size), problem.n, problem.k) > LIMIT:
         raise InputError(asked, "an extent over all ranks needs more than 31 bits", "Split the problem")
 

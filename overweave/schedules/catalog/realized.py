@@ -67,7 +67,7 @@ def realized(
         copy=copy_config(settings),
         packed=packed_config(schedule, problem, settings.sms) if PACKED in queues else None,
         skinny=_skinny(problem, settings) if PACKED in queues and settings.matmul != "library" else None,
-        library_sms=settings.library_sms if method.has_library_beside and EXCHANGES in queues else 0,
+        library_sms=settings.library_sms if method.is_fused and EXCHANGES in queues else 0,
         partial_sums=method.adds.precision if method.adds else "float32",
     )
 

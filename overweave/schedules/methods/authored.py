@@ -8,7 +8,7 @@ from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, LIBRARY, REDUCE_KERNEL
 from overweave.schedules.methods import exchanges, gathers
 from overweave.schedules.methods.by_moves import by_moves, summed_in_waves, sums_of_moves
-from overweave.schedules.moves import gather_templates, reduction_templates
+from overweave.schedules.moves import gather_templates, island_templates, reduction_templates
 from overweave.schedules.records import options
 from overweave.schedules.records.record import Adds, Method
 
@@ -22,7 +22,7 @@ _SUMS = (
     ("mesh", reduction_templates.across_mesh, gather_templates.across_mesh, "chunks go straight to who adds them"),
     ("ring", reduction_templates.round_ring, gather_templates.round_ring, "every rank adds its own, and passes it on"),
     ("double_ring", reduction_templates.round_two_rings, gather_templates.round_two_rings, "two rings, one each way"),
-    ("islands", reduction_templates.by_islands, gather_templates.by_islands, "added inside islands, whose sums cross"),
+    ("islands", island_templates.sums, island_templates.gather, "added inside islands, whose sums cross"),
 )
 _WAVES = (
     (_RS, summed_in_waves, "reduce_scatter.waves"),
@@ -37,6 +37,7 @@ METHODS = (
             summary=summary,
             write=by_moves(summed, gathered),
             adds=Adds(REDUCE_KERNEL),
+            has_levels=_GATHERS[name].has_levels,
             options=_GATHERS[name].options,
         )
         for operator in (_RS, _AR)

@@ -54,7 +54,7 @@ def _moved(template: MoveTemplate, shared: Template | None, sends: bool, work: M
     """Return the communication of a template of moves for one call."""
     problem, split = work.problem, work.split
     cols, parts = problem.moved_columns, dict.fromkeys((PUSHES, TILES), split.tile_rows)
-    mesh = mesh_of(split, cols, work.settings)
+    mesh = mesh_of(split, problem, work.settings)
     if not problem.record.gathers:
         reduction = reduction_of(template, shared if problem.record.shares_sums else None, mesh)
         return reduced(reduction, (split.rows, cols), work.held, parts, _placing(work))
@@ -73,7 +73,7 @@ def sums_of_moves(
     split, cols, settings, adds = work.split, work.problem.moved_columns, work.settings, work.method.adds
     by_tiles = settings.sums == "epilogue" or (adds is not None and adds.by == TILE_KERNEL)
     sums = ReductionTemplate(
-        mesh_of(split, cols, settings),
+        mesh_of(split, work.problem, settings),
         "tiles" if by_tiles else "kernel",
         settings.own_pieces,
         work.problem.record.shares_sums,

@@ -18,6 +18,7 @@ from overweave.schedules.communication import (
 from overweave.schedules.families.wave_groups import in_groups
 from overweave.schedules.methods.by_moves import beside_tiles, collectives_by_piece
 from overweave.schedules.moves.gather_templates import all_to_all_of
+from overweave.schedules.moves.island_templates import exchange
 from overweave.schedules.moves.moves import AllToAll
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import needs, option_sets, options
@@ -28,9 +29,16 @@ from overweave.schedules.records.record import WITH_KERNELS, MarginCase, Method,
 def exchanged(by_library: bool, work: MethodInputs) -> Communication:
     """An all-to-all of the rows that are multiplied, or of their products."""
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
-    moves = all_to_all_of(sends, by_library, mesh_of(split, cols, work.settings))
+    moves = all_to_all_of(sends, by_library, mesh_of(split, work.problem, work.settings))
     made = in_parts(transferred(moves, split.rows, cols, sends=sends), dict.fromkeys((PUSHES, TILES), split.tile_rows))
     return stored_at_peers(made) if sends else made
+
+
+def by_islands(work: MethodInputs) -> Communication:
+    """An all-to-all on two levels."""
+    split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
+    mesh = mesh_of(split, work.problem, work.settings)
+    return transferred(AllToAll(split.world_size, tuple(exchange(mesh, sends)), sends), split.rows, cols, sends=sends)
 
 
 def _waves(work: MethodInputs) -> Communication:
@@ -64,7 +72,7 @@ _per_peer = partial(
     name="per_peer",
     write=partial(exchanged, False),
     moves=(COPY_ENGINE,),
-    options=(options.ORDER,),
+    options=(options.ORDER, options.CARRIER),
     grids=(option_sets.AS_IT_IS, {"order": ("all_peers",)}),
     margins=(MarginCase(margin=WITH_KERNELS),),
 )
@@ -81,6 +89,19 @@ _push = partial(
         {"pieces": (1, 2), "order": ("all_peers",)},
         {"pieces": (1, 2), **option_sets.BY_KERNEL},
     ),
+)
+_by_islands = partial(
+    Method,
+    name="islands",
+    write=by_islands,
+    source="Flux (arXiv 2406.06858) 5.1: two nodes; the relay of NCCL's PXN, of a whole island",
+    multiplies=TILE_KERNEL,
+    moves=(COPY_ENGINE,),
+    has_levels=True,
+    options=option_sets.ISLANDS,
+    needs=(needs.WHOLE_BLOCKS, *needs.LEVELS),
+    grids=({"pieces": (1, 2)},),
+    margins=(option_sets.NOT_MEASURED,),
 )
 METHODS = (
     _library(
@@ -101,6 +122,10 @@ METHODS = (
         summary="pieces of blocks pushed by copy engine or kernel, tiles of one kernel wait",
         source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
     ),
+    _by_islands(
+        operator=OPERATOR.name,
+        summary="blocks for other islands cross to one rank of each, which passes them on, beside earlier tiles",
+    ),
     _behind(
         name="sequential",
         transport="all_to_all.send_collective",
@@ -118,6 +143,10 @@ METHODS = (
         transport="all_to_all.send",
         summary="pieces of blocks pushed by copy engine or kernel as soon as tiles of one kernel have them",
         source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
+    ),
+    _by_islands(
+        operator=RETURNS.name,
+        summary="blocks for other islands are multiplied first, and cross to one rank of each, which passes them on",
     ),
     _behind(
         name="waves",

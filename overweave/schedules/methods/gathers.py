@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from overweave.ir.operators.all_gather_matmul import OPERATOR
-from overweave.ir.plan import COPY_ENGINE, PACKED_KERNEL, TILE_KERNEL
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.communication import Communication
 from overweave.schedules.families.packed import gather_packed
 from overweave.schedules.methods.by_moves import by_moves
-from overweave.schedules.moves import gather_templates
+from overweave.schedules.moves import gather_templates, island_templates
 from overweave.schedules.records import option_sets, options
-from overweave.schedules.records.needs import FAR_PAIRS
+from overweave.schedules.records.needs import FAR_PAIRS, LEVELS
 from overweave.schedules.records.record import Margin, MarginCase, Method, MethodInputs
 
 # A gather of two ranks whose shards the library multiplies by one weight. Its call costs the host 59 us if its tensors
@@ -51,7 +51,7 @@ METHODS = (
         source="the decomposition by shards of PyTorch's asynchronous tensor parallelism",
         write=by_moves(gather_templates.push),
         moves=(COPY_ENGINE,),
-        options=(options.ORDER,),
+        options=(options.ORDER, options.CARRIER),
         grids=(option_sets.AS_IT_IS,),
         margins=(MarginCase(margin=OF_SHARDS_OF_TWO, ranks=2, weights=1),),
     ),
@@ -114,9 +114,10 @@ METHODS = (
         name="islands",
         summary="gathered inside islands, while each shard crosses to other islands once and is passed on there",
         source="AutoOverlap 5.1, Figure 4: heterogeneous by levels of a mesh",
-        write=by_moves(gather_templates.by_islands),
-        options=(*option_sets.CUT, options.ISLAND, *options.TILES),
-        needs=(FAR_PAIRS,),
-        grids=({"pieces": (1, 2), "island": (2, 4)},),
+        write=by_moves(island_templates.gather),
+        has_levels=True,
+        options=(*option_sets.ISLANDS, options.CROSSING),
+        needs=LEVELS,
+        grids=({"pieces": (1, 2), "island": (2, 4)}, {"pieces": (1, 2), "carrier": (LIBRARY,)}),
     ),
 )

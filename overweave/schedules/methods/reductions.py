@@ -8,10 +8,17 @@ from overweave.ir.operators import matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.families import packed
-from overweave.schedules.methods.by_moves import summed_by_library, summed_in_groups, summed_in_waves, sums_of_moves
+from overweave.schedules.methods.by_moves import (
+    by_moves,
+    summed_by_library,
+    summed_in_groups,
+    summed_in_waves,
+    sums_of_moves,
+)
+from overweave.schedules.moves import island_templates
 from overweave.schedules.moves.reduction_templates import in_place, round_ring_of_tiles, straight
 from overweave.schedules.records import option_sets, options
-from overweave.schedules.records.needs import UNSCALED, from_ranks
+from overweave.schedules.records.needs import LEVELS, UNSCALED, from_ranks
 from overweave.schedules.records.options import Option
 from overweave.schedules.records.record import Adds, Margin, MarginCase, Method
 
@@ -48,6 +55,21 @@ _ring_stored = partial(
     adds=Adds(TILE_KERNEL, "ring", "result"),
     options=option_sets.STORED_ROUND,
     grids=(option_sets.IN_TWO,),
+)
+
+_by_islands = partial(
+    _tiles,
+    name="islands",
+    summary="partials are added inside islands, and each sum crosses to its owner's island once, beside the next tiles",
+    source="AutoOverlap 5.1, Figure 4: heterogeneous by levels of a mesh; Flux (arXiv 2406.06858) 5.1: two nodes",
+    write=by_moves(island_templates.sums, island_templates.gather),
+    has_levels=True,
+    adds=Adds(LIBRARY, precision="result"),
+    norms=LIBRARY,
+    options=option_sets.ISLANDS,
+    needs=LEVELS,
+    grids=({"pieces": (1, 2)},),
+    margins=(option_sets.NOT_MEASURED,),
 )
 
 
@@ -100,7 +122,7 @@ METHODS = (
         moves=(COPY_ENGINE,),
         adds=Adds(LIBRARY),
         norms=LIBRARY,
-        options=(options.ORDER,),
+        options=(options.ORDER, options.CARRIER),
         grids=(option_sets.AS_IT_IS,),
     ),
     _tiles(
@@ -191,6 +213,7 @@ METHODS = (
         adds=Adds(COPY_KERNEL, "arrival"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
     ),
+    _by_islands(operator=_RS),
     *_of_scatters[1:],
     _of_reductions[0],
     _messages(
@@ -238,5 +261,6 @@ METHODS = (
             MarginCase(margin=option_sets.OF_STORES),
         ),
     ),
+    _by_islands(operator=_AR),
     *_of_reductions[1:],
 )

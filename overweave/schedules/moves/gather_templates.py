@@ -1,4 +1,4 @@
-"""All-gathers as lists of chunk moves: the library's, to or from every peer, round rings, by islands.
+"""All-gathers as lists of chunk moves: the library's, to or from every peer, round rings.
 
 Every template takes the same `Mesh`: how shards are cut into chunks and how ranks lie. Lists are written step by step
 for all ranks, so that tiles run in the order in which a rank meets the others: rank + 1, rank + 2, ...
@@ -9,14 +9,14 @@ partition-based, heterogeneous by levels of a mesh); FiCCO for pieces from all p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.shards import piece_rows, shard_rows
 from overweave.schedules.communication import Split
-from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, GatherMove, Get, Put
+from overweave.schedules.moves.moves import ENGINE, AllToAll, Chunk, Collective, Gather, GatherMove, Get, Put
 
 SplitAxis = Literal["inner", "outer"]
 COLS_ALIGNMENT = 8  # elements: columns of a chunk begin where words of 16 bytes do
@@ -28,6 +28,7 @@ Template = Callable[["Mesh"], Iterator[GatherMove]]
 class Mesh(Split, frozen=True, kw_only=True):
     """A split of `[rows, cols]` on ranks that lie in rows of `island` (None: pairs, where these come out even).
 
+    members: the ranks of each island, where they need not lie so; carrier: who carries what crosses between islands.
     col_pieces: chunks of a shard by columns. axis: along which ranks are met first, inside an island or across islands.
     lanes: moves of a rank under way at once. order, rotation: of push and pull. mover: who carries what is a rank's
     own, on `copy_programs` SMs if a kernel does; the rest is the copy engine's.
@@ -36,6 +37,8 @@ class Mesh(Split, frozen=True, kw_only=True):
     cols: int
     col_pieces: int = 1
     island: int | None = None
+    members: tuple[tuple[int, ...], ...] = ()
+    carrier: Literal["copy_engine", "library"] = "copy_engine"
     axis: SplitAxis = "inner"
     lanes: int = 1
     copy_programs: int = 16
@@ -74,6 +77,16 @@ class Mesh(Split, frozen=True, kw_only=True):
             raise InputError(f"islands of {width}", found, "Use a divisor of the ranks, or auto")
         return width
 
+    @property
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each island. Raises InputError if islands do not come out even."""
+        lines = range(0, self.world_size, self.width) if not self.members else ()
+        return self.members or tuple(tuple(range(first, first + self.width)) for first in lines)
+
+    def lines(self, rank: int) -> tuple[Chunk, ...]:
+        """The chunks of a rank's shard as they are added: whole rows."""
+        return replace(self, col_pieces=1).chunks(rank)
+
     def chunks(self, rank: int) -> tuple[Chunk, ...]:
         """The chunks of a rank's shard, row by row. None is empty."""
         return tuple(chunk for piece in range(self.pieces) for chunk in self.piece(rank, piece))
@@ -90,11 +103,16 @@ class Mesh(Split, frozen=True, kw_only=True):
             yield Put(rank, peer, chunk, index % self.lanes if lane is None else lane)
 
 
+def may_be_carried(move: object) -> TypeGuard[Put]:
+    """Whether the mesh says who carries a move: a Put that its template leaves to the copy engine."""
+    return isinstance(move, Put) and move.mover == ENGINE
+
+
 def gather_of(written: Template, mesh: Mesh) -> Gather:
     """The moves that a template writes, what is a rank's own carried as the mesh says. Raises InputError."""
     own = [frozenset(mesh.chunks(rank)) for rank in range(mesh.world_size)]
     moves = (
-        replace(move, mover=mesh.mover) if isinstance(move, Put) and move.chunk in own[move.rank] else move
+        replace(move, mover=mesh.mover) if may_be_carried(move) and move.chunk in own[move.rank] else move
         for move in written(mesh)
     )
     return Gather(mesh.world_size, tuple(moves), mesh.copy_programs)
@@ -167,24 +185,3 @@ def round_two_rings(mesh: Mesh) -> Iterator[GatherMove]:
                 for index, chunk in enumerate(mesh.chunks(owner)):
                     if (index % 2 == 0) == (way > 0):
                         yield Put(rank, (rank - way) % size, chunk, index % 2)
-
-
-def by_islands(mesh: Mesh) -> Iterator[GatherMove]:
-    """Shards are gathered inside every island while each crosses to the others once, and there it is passed on."""
-    width, ranks = mesh.width, range(mesh.world_size)
-    height = mesh.world_size // width
-    inside, across = 0, 1
-    for inner in range(1, width):
-        for rank in ranks:
-            yield from mesh.pushes(rank, _at(rank // width, rank - inner, width), rank, inside)
-    for outer in range(1, height):
-        for rank in ranks:
-            yield from mesh.pushes(rank, (rank - outer * width) % mesh.world_size, rank, across)
-        for inner in range(1, width):
-            for rank in ranks:
-                owner = (rank + outer * width) % mesh.world_size
-                yield from mesh.pushes(rank, _at(rank // width, rank - inner, width), owner, inside)
-
-
-def _at(island: int, place: int, width: int) -> int:
-    return island * width + place % width

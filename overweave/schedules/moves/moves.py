@@ -20,8 +20,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
+from overweave.ir.plan import LIBRARY
 from overweave.ir.schedule import Range
-from overweave.schedules.communication import CARRYING_TILES, COPIES, COPYING_KERNELS, PUSHES, TILES, Mover, common
+from overweave.schedules.communication import (
+    CARRYING_TILES,
+    COPIES,
+    COPYING_KERNELS,
+    EXCHANGES,
+    PUSHES,
+    TILES,
+    Mover,
+    common,
+)
 
 After = tuple[tuple[int, int], ...]
 AnyMover = Mover | Literal["auto"]
@@ -54,7 +64,10 @@ class Put(Struct, frozen=True):
     beside each other. after: (rank, index), the index-th move of a rank that must be complete before, if data does not
     say so already. mover: the back end that carries it; `auto` leaves it to `compile_auto`. One that is none of its
     lane is as if it had one of its own. adds: it is added at the peer as it arrives, in fp32 and in no order, to what
-    others put there; a kernel of an operator carries it.
+    others put there; a kernel of an operator carries it. among: with mover `library`, the ranks, ascending, whose
+    call carries it; none: all. Such Puts of the same ranks that follow each other in the list are one call, of one
+    chunk of each rank, and ranks make their calls in the order of the list. origin: of
+    an all-to-all, whose rows travel by way of third ranks: the rank's own, or those of the rank that they come from.
     """
 
     rank: int
@@ -64,6 +77,8 @@ class Put(Struct, frozen=True):
     after: After = ()
     mover: AnyMover = "copy_engine"
     adds: bool = False
+    among: tuple[int, ...] = ()
+    origin: int | None = None
 
 
 class Get(Struct, frozen=True):
@@ -187,8 +202,10 @@ class Reduction(_Moves, frozen=True):
 class AllToAll(_Moves, frozen=True):
     """Moves after which block s of every rank p is what was block p of rank s. Blocks are equal numbers of rows.
 
-    A chunk names rows of its peer's block, as their sender has them; they land in the sender's block there. sends: of a
-    tensor that tiles write, which run in the order of sending; else of one that they read, in the order of arrival.
+    A chunk names rows of its peer's block, as their sender has them; they land in the sender's block there. Where a Put
+    names an origin they may be of a third rank's block: then they lie beside, until a Put of that origin passes on what
+    one Put has brought. sends: of a tensor that tiles write, which run in the order of sending; else of one that they
+    read, in the order of arrival.
     The library may carry a part, by a `Collective`. Raises InputError for what is no list of moves; `compile` raises
     ScheduleError where something is left out or twice.
     """
@@ -217,6 +234,8 @@ def _check_moves(what: str, world_size: object, moves: object, kinds: tuple[type
         for chunk in chunks:
             if not isinstance(chunk, Chunk):
                 raise InputError(asked, f"its chunk is a {type(chunk).__name__}", "Pass Chunk((low, high))")
+        if getattr(move, "origin", None) is not None and what != "all-to-all":
+            raise InputError(asked, "it names an origin", "Leave it out: rows of an all-to-all alone have one")
         for name in ("rank", "peer", "lane"):
             number = getattr(move, name, 0)
             if type(number) is not int:
@@ -346,7 +365,7 @@ class RankRows(Struct):
 # alignment, residency and races, by the proof of the plan.
 
 
-MOVERS: tuple[Mover, ...] = ("copy_engine", *COPYING_KERNELS, *CARRYING_TILES)
+MOVERS: tuple[Mover, ...] = ("copy_engine", *COPYING_KERNELS, *CARRYING_TILES)  # that reach a peer's memory
 
 ENGINE: Final = "copy_engine"
 PULLS = "a peer's shard is there only once the peer has said so, and what kernels carry waits for nothing"
@@ -365,6 +384,16 @@ def check_ends(asked: str, move: Put | Get, world_size: int) -> None:
         raise ScheduleError(asked, f"it moves between ranks {move.rank} and {move.peer}", "Name two ranks of the group")
     if not 0 <= move.lane < lanes:
         raise ScheduleError(asked, f"lane {move.lane}", f"Use lanes 0 to {lanes - 1}")
+    if isinstance(move, Put) and move.among:
+        are_ranks = list(move.among) == sorted({*move.among}.intersection(ranks))
+        if not is_by_library(move) or not are_ranks or not {move.rank, move.peer} <= {*move.among}:
+            found = f"among={move.among}"[:60]
+            raise ScheduleError(asked, found, "Name ranks in ascending order, both its own among them, of a library's")
+
+
+def is_by_library(move: object) -> bool:
+    """Whether the library carries a move between two ranks."""
+    return isinstance(move, Put) and move.mover == LIBRARY
 
 
 def several_lanes(written: Written) -> bool:
@@ -378,6 +407,8 @@ def queue_of(move: Put | Get, has_lanes: bool) -> str:
         return PUSHES
     if move.mover in CARRYING_TILES:
         return TILES
+    if is_by_library(move):
+        return EXCHANGES
     return f"{COPIES}.{move.lane}" if has_lanes else COPIES
 
 
@@ -388,7 +419,7 @@ def move_obstacle(move: Put | Get, box: Box, whole: Box, is_own: bool, is_writte
     """
     if move.mover == AUTO:
         return _OPEN
-    if move.mover == ENGINE:
+    if move.mover == ENGINE or (is_by_library(move) and not getattr(move, "adds", False)):
         return ""
     if isinstance(move, Get):
         return PULLS

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.dtype import SUM_DTYPE
-from overweave.ir.plan import ReduceConfig
+from overweave.ir.plan import LIBRARY, ReduceConfig
 from overweave.ir.schedule import Buffer, Clear, Collective, Get, Goal, Operation, Put, Range, Reduce, ReducePut, Region
 from overweave.ir.tensors import product
 from overweave.schedules.communication import (
     COMPUTED,
+    EXCHANGES,
     MAIN,
     PARTIAL,
     PUSHES,
@@ -41,7 +42,17 @@ from overweave.schedules.communication import (
     united,
 )
 from overweave.schedules.moves import moves as chunks
-from overweave.schedules.moves.moves import ENGINE, Box, Reduction, earlier, move_obstacle, queue_of, several_lanes
+from overweave.schedules.moves.library_calls import library_calls, part_of
+from overweave.schedules.moves.moves import (
+    ENGINE,
+    Box,
+    Reduction,
+    earlier,
+    is_by_library,
+    move_obstacle,
+    queue_of,
+    several_lanes,
+)
 from overweave.schedules.moves.provenance import (
     OWN,
     Added,
@@ -54,6 +65,8 @@ from overweave.schedules.moves.provenance import (
 )
 from overweave.schedules.moves.transfers import in_order_of
 from overweave.schedules.signals import fits_tile_row, with_signals
+
+NOWHERE = Box((0, 0), (0, 0))
 
 
 class Placing(Struct, frozen=True):
@@ -113,7 +126,7 @@ def chunked_reduction(
 class _Lowering:
     """The operations of one list at one size. is_unordered: what arrives is added then. behind: as of a Communication.
 
-    carried: what moves, without what is read in place.
+    carried: what moves, without what is read in place. calls: of the library, by the position of their first move.
     """
 
     def __init__(self, provenance: Provenance, how: Placing) -> None:
@@ -121,6 +134,7 @@ class _Lowering:
         self.provenance, self.reduction, self.whole = provenance, provenance.reduction, provenance.whole
         self.size, self.has_lanes = self.reduction.world_size, several_lanes(self.reduction)
         self.carried = [one for one in provenance.done if isinstance(one, Carried) and one.lands.rank is None]
+        self.calls, self.carried_at = library_calls(self.reduction), {one.at: one for one in self.carried}
         self.is_unordered = any(isinstance(move, chunks.Put) and move.adds for move in self.reduction.moves)
         self.is_read_by_peers = any(isinstance(move, chunks.Get) for move in self.reduction.moves)
         sums = [one for one in provenance.done if isinstance(one, Added)]
@@ -148,17 +162,24 @@ class _Lowering:
         if self.is_read_by_peers:  # peers come for what tiles write, and must not wait for moves
             yield from _taken(left, left)
         mine = [one for one in self.carried if self._move(one).rank == rank]
-        ahead = [one for one in mine if self._move(one).mover != ENGINE]
+        ahead = [one for one in mine if self._move(one).mover not in (ENGINE, LIBRARY)]
         for move in ahead:  # they wait for tiles only, and peers for them
             yield from _taken(left, _up_to(left, move))
             yield self._carry(move)
         for one in self.provenance.done:
             if isinstance(one, Added):
                 yield from _taken(left, left) if one.rank == rank else ()
-                yield from (self._named_behind(one.at, each) for each in self.sums[one.at] if each.rank == rank)
+                yield from (self._named_behind((one.at,), each) for each in self.sums[one.at] if each.rank == rank)
+            elif is_by_library(self._move(one)):
+                call = self.calls.get(one.at)
+                if call is not None and rank in call.ranks:
+                    for put in (each for each in mine if each.at in call.puts.values()):
+                        yield from _taken(left, _up_to(left, put))
+                    part = part_of(call, rank, one.at, self._ends, self._place(one.lands, rank, NOWHERE))
+                    yield self._named_behind(call.puts.values(), part)
             elif one in mine and one not in ahead:
                 yield from _taken(left, _up_to(left, one)) if self._is_put(one) else ()
-                yield self._named_behind(one.at, self._carry(one))
+                yield self._named_behind((one.at,), self._carry(one))
         yield from _taken(left, [rows for rows in left if rows[0] not in self.tops])
         yield from self._moved_at_the_end(rank)
         yield from self._summed_together(rank, left) if self.size > 1 else ()
@@ -279,16 +300,26 @@ class _Lowering:
             ReducePut(name=f"add.{words}", unordered=True, **known) if move.adds else Put(name=f"push.{words}", **known)
         )
 
-    def _named_behind(self, at: int, step: Operation | MatmulChunk) -> Operation | MatmulChunk:
-        """Notes what a step is to come after; sums that end a rank's result stand behind the list."""
-        after = self.reduction.moves[at].after if at < len(self.reduction.moves) else ()
-        places = self.reduction.places() if after else {}
-        landed = {one.at: (self._place(one.lands, one.target, one.box),) for one in self.carried} if after else {}
+    def _ends(self, at: int) -> tuple[Region, Region]:
+        """What the library carries, and where it lands. Raises ScheduleError where that is not one rectangle."""
+        one = self.carried_at[at]
+        sources = [self._place(part, one.source, piece.box) for piece in one.pieces for part in piece.parts]
+        if len(sources) != 1:
+            found = f"{one.box} lies in {len(sources)} parts on rank {one.source}"
+            raise ScheduleError(f"move {at}: carry it by the library", found, "Let a move carry what was added alike")
+        return sources[0], self._place(one.lands, one.target, one.box)
+
+    def _named_behind(self, moved: Iterable[int], step: Operation | MatmulChunk) -> Operation | MatmulChunk:
+        """Notes what a step of some moves is to come after; sums that end a rank's result stand behind the list."""
+        listed = self.reduction.moves
+        named = [(at, before) for at in moved if at < len(listed) for before in listed[at].after]
+        places = self.reduction.places() if named else {}
         regions: list[Region] = []
-        for place in (earlier(places, at, named) for named in after):
-            regions += landed.get(place, ()) or [
-                each.region if isinstance(each, MatmulChunk) else each.out for each in self.sums[place]
-            ]
+        for place in (earlier(places, at, before) for at, before in named):
+            if (one := self.carried_at.get(place)) is not None:
+                regions.append(self._place(one.lands, one.target, one.box))
+            else:
+                regions += [each.region if isinstance(each, MatmulChunk) else each.out for each in self.sums[place]]
         if regions:
             self.behind[step.name] = tuple(regions)
         return step
@@ -328,7 +359,8 @@ class _Lowering:
                     )
 
     def _place(self, part: BufferedValue, rank: int, box: Box) -> Region:
-        rows = self.slots.place(rank, part.layer, box.rows) if part.buffer == SLOTS else box.rows
+        is_slot = part.buffer == SLOTS and box.area > 0
+        rows = self.slots.place(rank, part.layer, box.rows) if is_slot else box.rows
         return Region(_buffer(part), rank if part.rank is None else part.rank, rows, box.cols)
 
     def _result(self, rank: int, box: Box) -> Region:
@@ -389,7 +421,8 @@ class ArrivalLayout(Struct, frozen=True):
 #
 # In a kernel beside the tiles, where a kernel can tell what they wait for and every rank's first one waits for tiles of
 # its own; behind the tiles where not every one does; and on the caller's stream, by the library, where they are of
-# parts of rows, or wait for more than a kernel can tell.
+# parts of rows, or wait for more than a kernel can tell. Where the library adds what its calls carry, sums stand among
+# these on their stream, beside the tiles.
 
 
 def _with_placed_sums(made: Communication, how: Placing) -> Communication:
@@ -403,7 +436,9 @@ def _with_placed_sums(made: Communication, how: Placing) -> Communication:
         placed = with_signals(replace(made, queues=queues))
         if _is_for_a_kernel(placed, is_behind):
             return placed
-    steps = tuple(replace(one, queue=MAIN, tiles=1) if isinstance(one, Reduce) else one for one in made.steps)
+    has_calls = any(queue.name == EXCHANGES for queue in made.queues)
+    queue = EXCHANGES if how.by_library and has_calls else MAIN
+    steps = tuple(replace(one, queue=queue, tiles=1) if isinstance(one, Reduce) else one for one in made.steps)
     return with_signals(replace(made, steps=steps, queues=queues_of(steps)))
 
 

@@ -1,4 +1,4 @@
-"""Reduce-scatters and all-reduces as lists of chunk moves: straight across a mesh, round a ring or two, by islands.
+"""Reduce-scatters and all-reduces as lists of chunk moves: straight across a mesh, round a ring or two.
 
 The same `Mesh` as of gathers cuts the tensor and lays out the ranks. Every template moves peers' shards first and the
 own one never, whose tiles are then the last. An all-reduce is a reduce-scatter, sums, and the gather of the same name.
@@ -18,10 +18,8 @@ from msgspec.structs import replace
 
 from overweave.ir.schedule import Range
 from overweave.schedules.communication import Mover
-from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of
+from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of, may_be_carried
 from overweave.schedules.moves.moves import Chunk, Get, Put, Reduction, ReductionStep, Sum
-
-INSIDE, ACROSS = 0, 1  # lanes of islands
 
 
 def reduction_of(written: Callable[[Mesh], Iterator[ReductionStep]], shared: Template | None, mesh: Mesh) -> Reduction:
@@ -30,7 +28,7 @@ def reduction_of(written: Callable[[Mesh], Iterator[ReductionStep]], shared: Tem
     """
     moves = list(_carried(mesh, written(mesh)))
     if shared and mesh.world_size > 1:
-        moves += [Sum(rank, chunk) for rank in range(mesh.world_size) for chunk in lines(mesh, rank)]
+        moves += [Sum(rank, chunk) for rank in range(mesh.world_size) for chunk in mesh.lines(rank)]
         gathered = gather_of(shared, replace(mesh, mover="copy_engine"))
         moves += [move for move in gathered.moves if isinstance(move, Put)]
     return Reduction(mesh.world_size, tuple(moves), shared is not None, mesh.copy_programs)
@@ -42,13 +40,8 @@ def _carried(mesh: Mesh, moves: Iterable[ReductionStep]) -> Iterator[ReductionSt
     for move in moves:
         if isinstance(move, Sum):
             added.add((move.rank, move.chunk.rows))
-        is_own = isinstance(move, Put) and (move.rank, move.chunk.rows) not in added
+        is_own = may_be_carried(move) and (move.rank, move.chunk.rows) not in added
         yield replace(move, mover=mesh.mover) if is_own else move
-
-
-def lines(mesh: Mesh, rank: int) -> tuple[Chunk, ...]:
-    """The chunks of a rank's shard as they are added: whole rows."""
-    return replace(mesh, col_pieces=1).chunks(rank)
 
 
 def across_mesh(mesh: Mesh) -> Iterator[ReductionStep]:
@@ -64,7 +57,7 @@ def round_ring(mesh: Mesh) -> Iterator[ReductionStep]:
     for step in range(1, mesh.world_size):
         for rank in range(mesh.world_size):
             owner = (rank - step) % mesh.world_size
-            for index, line in enumerate(lines(mesh, owner)):
+            for index, line in enumerate(mesh.lines(owner)):
                 yield from _hop(mesh, (rank, (rank + 1) % mesh.world_size, owner), line, index % mesh.lanes)
 
 
@@ -74,7 +67,7 @@ def round_two_rings(mesh: Mesh) -> Iterator[ReductionStep]:
         for lane, way in enumerate((1, -1)):
             for rank in range(mesh.world_size):
                 owner = (rank - way * step) % mesh.world_size
-                for line in lines(mesh, owner)[lane::2]:
+                for line in mesh.lines(owner)[lane::2]:
                     yield from _hop(mesh, (rank, (rank + way) % mesh.world_size, owner), line, lane)
 
 
@@ -84,23 +77,6 @@ def _hop(mesh: Mesh, ranks: tuple[int, int, int], line: Chunk, lane: int) -> Ite
     if (rank - owner) % mesh.world_size != (peer - rank) % mesh.world_size:
         yield Sum(rank, line)
     yield from (Put(rank, peer, chunk, lane) for chunk in mesh.chunks(owner) if chunk.rows == line.rows)
-
-
-def by_islands(mesh: Mesh) -> Iterator[ReductionStep]:
-    """Partials are added inside every island, by the rank that lies as their owner does; that sum crosses, once."""
-    width, ranks = mesh.width, range(mesh.world_size)
-    height = mesh.world_size // width
-    for outer in (*range(1, height), 0):
-        for inner in range(1, width):
-            for rank in ranks:
-                adder = rank // width * width + (rank + inner) % width
-                owner = (adder + outer * width) % mesh.world_size
-                yield from mesh.pushes(rank, adder, owner, INSIDE)
-        for rank in ranks if outer else ():
-            owner = (rank + outer * width) % mesh.world_size
-            for line in lines(mesh, owner) if width > 1 else ():
-                yield Sum(rank, line)
-            yield from mesh.pushes(rank, owner, owner, ACROSS)
 
 
 # Templates of operators' sums: their tiles may add, and the own shard may be summed in pieces.

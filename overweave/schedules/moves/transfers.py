@@ -38,6 +38,7 @@ from overweave.schedules.communication import (
     united,
 )
 from overweave.schedules.moves import moves as chunks
+from overweave.schedules.moves.library_calls import launched_by, library_calls, part_of
 from overweave.schedules.moves.moves import (
     AllToAll,
     Box,
@@ -50,6 +51,7 @@ from overweave.schedules.moves.moves import (
     queue_of,
     several_lanes,
 )
+from overweave.schedules.moves.passing import PassedRows
 
 OWN = "own"  # the buffer that tiles write
 PRESENT = -1  # the arrival of rows that are there before tiles begin; rows that arrive later have the index of a move
@@ -99,7 +101,8 @@ class _Transfers:
     own: the buffer that holds a rank's rows at the start, or that its tiles write. landed: the symmetric buffer that
     rows arrive in and peers read from. out: the caller's buffer for the whole tensor, if it is wanted. held: the rows
     that each rank has. staged: ranks that copy own rows to `landed` first. from_own: moves that read `own`.
-    behind: step -> the regions that must be written before it, beside those that it reads.
+    behind: step -> the regions that must be written before it, beside those that it reads. calls: of the library,
+    beside the tiles, by the position of their first move. passed: rows that lie on a rank between two moves.
     """
 
     def __init__(self, written: Gather | AllToAll, layout: Gathered | Traded, out: Buffer | None, sends: bool) -> None:
@@ -107,8 +110,10 @@ class _Transfers:
         self.whole = Box((0, layout.rows), (0, layout.cols))
         self.held = [RankRows(rank, layout.owned(rank), self.whole.cols) for rank in range(self.size)]
         self.places, self.has_lanes = written.places(), several_lanes(written)
+        self.calls = library_calls(written)
         self.behind: dict[str, tuple[Region, ...]] = {}
         self.staged: set[int] = set()
+        self.passed = PassedRows()
         self.collectives = [one for one in written.moves if isinstance(one, chunks.Collective)]
         has_only_collectives = len(self.collectives) == len(written.moves)
         self.from_own = {index for index, move in enumerate(written.moves) if self._check(index, move)}
@@ -125,12 +130,15 @@ class _Transfers:
         yield from self._produced_chunks(rank) if self.sends else ()
         yield from self._staged(rank)
         numbers: Counter[int] = Counter()  # peer -> how many moves this rank has made with it
-        for index in self.written.of_rank(rank):
+        for index in launched_by(self.written, self.calls, rank):
             move = self.written.moves[index]
-            if isinstance(move, chunks.Collective):
-                yield self._with_behind(index, self._collective(index, move, rank))
+            if index in self.calls:
+                call = self.calls[index]
+                yield self._with_behind(call.puts.values(), part_of(call, rank, index, self._ends, self._nothing(rank)))
+            elif isinstance(move, chunks.Collective):
+                yield self._with_behind((index,), self._collective(index, move, rank))
             else:
-                yield self._with_behind(index, self._move(index, move, numbers[move.peer]))
+                yield self._with_behind((index,), self._move(index, move, numbers[move.peer]))
                 numbers[move.peer] += 1
         yield from () if self.sends else self._consumed_chunks(rank)
         if self.out and self.landed != self.out:
@@ -150,15 +158,24 @@ class _Transfers:
         check_ends(asked, move, self.size)
         source, target = (move.rank, move.peer) if isinstance(move, chunks.Put) else (move.peer, move.rank)
         box = self._box(move.chunk)
-        within = self.whole if isinstance(self.written, Gather) else Box(self.layout.owned(target)[0], self.whole.cols)
+        origin = getattr(move, "origin", None)
+        is_free = isinstance(self.written, Gather) or origin is not None
+        within = self.whole if is_free else Box(self.layout.owned(target)[0], self.whole.cols)
         if box.common(within) != box or not box.area:
             found, cure = f"chunk {move.chunk} is empty, or not inside {within}", "Name rows and columns of it"
             raise ScheduleError(asked, found, cure)
-        traded = isinstance(self.written, AllToAll)
-        is_own, arrived = (True, []) if traded else self.held[source].sources(index, box)
+        is_own, arrived = True, list[int]()
+        if origin is not None and origin != source:
+            self.passed.leave(index, source, origin, box)
+            is_own = False
+        elif isinstance(self.written, Gather):
+            is_own, arrived = self.held[source].sources(index, box)
         if found := move_obstacle(move, box, self.whole, is_own and not arrived, self.sends):
             raise ScheduleError(f"move {index}: carry {box} by mover={move.mover}", found, "Use mover=copy_engine")
-        self.held[target].take(index, Box(self.layout.lands(source, target, box.rows), box.cols))
+        if origin is None or _is_within(box.rows, self.layout.owned(target)):
+            self.held[target].take(index, Box(self.layout.lands(self._origin(move), target, box.rows), box.cols))
+        else:
+            self.passed.arrive(index, target, origin, box)
         if is_own and (arrived or isinstance(move, chunks.Get)):
             self.staged.add(source)
             return False
@@ -187,38 +204,58 @@ class _Transfers:
             return parts
         return [self.layout.lands(source, rank, parts[rank]) for source in range(self.size)]
 
-    def _with_behind(self, index: int, step: Operation) -> Operation:
-        """Return the operation of a move; record the regions that the moves in its `after` write."""
+    def _with_behind(self, moved: Iterable[int], step: Operation) -> Operation:
+        """Return the operation of some moves; record the regions that the moves in their `after` write."""
         regions: list[Region] = []
-        for named in self.written.moves[index].after:
-            move = self.written.moves[earlier(self.places, index, named)]
+        befores = [earlier(self.places, at, named) for at in moved for named in self.written.moves[at].after]
+        for at, move in ((at, self.written.moves[at]) for at in befores):
             if isinstance(move, chunks.Collective):
                 regions += [region(self.landed, step.rank, rows) for rows in self._landing(move, step.rank)]
             else:
-                regions.append(self._lands(move))
+                regions.append(self._lands(at))
         if regions:
             self.behind[step.name] = tuple(regions)
         return step
 
-    def _lands(self, move: chunks.Put | chunks.Get) -> Region:
-        """Return the region of the target's `landed` that a move writes."""
-        source, target = (move.rank, move.peer) if isinstance(move, chunks.Put) else (move.peer, move.rank)
-        box = self._box(move.chunk)
-        return Region(self.landed.name, target, self.layout.lands(source, target, box.rows), box.cols)
+    def _lands(self, index: int) -> Region:
+        """Return what a Put or Get writes: of the target's `landed`, unless it lies there for others."""
+        if index in self.passed.writes:
+            return self.passed.writes[index]
+        move = self.written.moves[index]
+        assert isinstance(move, chunks.Put | chunks.Get)
+        target, box = move.peer if isinstance(move, chunks.Put) else move.rank, self._box(move.chunk)
+        return Region(self.landed.name, target, self.layout.lands(self._origin(move), target, box.rows), box.cols)
+
+    @staticmethod
+    def _origin(move: chunks.Put | chunks.Get) -> int:
+        """Return whose rows a move carries, of those that are exchanged."""
+        if isinstance(move, chunks.Get):
+            return move.peer
+        return move.rank if move.origin is None else move.origin
 
     def _move(self, index: int, move: chunks.Put | chunks.Get, number: int) -> Put | Get:
-        kind, source = (Put, move.rank) if isinstance(move, chunks.Put) else (Get, move.peer)
-        box = self._box(move.chunk)
-        buffer, rows = self.landed.name, box.rows
-        if index in self.from_own:
-            buffer, rows = self.own.name, self.layout.place(self.held[source], box.rows)
+        kind = Put if isinstance(move, chunks.Put) else Get
+        source, target = self._ends(index)
         return kind(
             name=f"{'push' if kind is Put else 'pull'}.{move.rank}-{move.peer}.{number}",
             rank=move.rank,
             queue=queue_of(move, self.has_lanes),
-            sources=(Region(buffer, source, rows, box.cols),),
-            destinations=(self._lands(move),),
+            sources=(source,),
+            destinations=(target,),
         )
+
+    def _ends(self, index: int) -> tuple[Region, Region]:
+        """Return what a Put or Get reads, and what it writes."""
+        move = self.written.moves[index]
+        assert isinstance(move, chunks.Put | chunks.Get)
+        source, box = move.rank if isinstance(move, chunks.Put) else move.peer, self._box(move.chunk)
+        buffer, rows = self.landed.name, box.rows
+        if index in self.from_own:
+            buffer, rows = self.own.name, self.layout.place(self.held[source], box.rows)
+        return self.passed.reads.get(index) or Region(buffer, source, rows, box.cols), self._lands(index)
+
+    def _nothing(self, rank: int) -> Region:
+        return Region(self.landed.name, rank, (0, 0), (0, 0))
 
     def _collective(self, index: int, move: chunks.Collective, rank: int) -> LibraryCollective:
         parts = self._parts(move)
@@ -342,6 +379,10 @@ def _without(whole: Range, parts: Iterable[Range]) -> list[Range]:
     inside = sorted(rows for rows in (common(whole, part) for part in parts) if not is_empty(rows))
     ends, begins = [whole[0], *(rows[1] for rows in inside)], [*(rows[0] for rows in inside), whole[1]]
     return [rows for rows in zip(ends, begins, strict=True) if not is_empty(rows)]
+
+
+def _is_within(rows: Range, owned: tuple[Range, ...]) -> bool:
+    return any(lo <= rows[0] and rows[1] <= hi for lo, hi in owned)
 
 
 def _adjoin(one: _ReadRows, other: _ReadRows) -> bool:

@@ -6,7 +6,7 @@ from msgspec.structs import asdict, replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import CopyConfig, DataPath, MatmulConfig
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, CopyConfig, DataPath, MatmulConfig
 from overweave.ir.problem import Problem
 from overweave.schedules.communication import Split
 from overweave.schedules.moves.gather_templates import Mesh
@@ -23,8 +23,8 @@ PATHS: dict[str, DataPath] = {"copy_kernel": "load_store", "bulk_kernel": "bulk"
 
 def carried(split: Split, problem: Problem, cols: int, settings: Settings, config: MatmulConfig | None) -> Split:
     """The split as `settings.mover` carries it. cols: of the rows that move."""
-    if settings.mover == "copy_engine":
-        return split
+    if settings.mover in (COPY_ENGINE, LIBRARY):
+        return replace(split, mover=settings.mover)
     row_bytes = cols * ITEMSIZE_BYTES[problem.moved_dtype]
     moved_bytes = (split.world_size - 1) * split.shard_size * row_bytes
     tile_bytes = moved_bytes // (TILES_PER_PROGRAM * settings.copy_programs)
@@ -51,13 +51,15 @@ def by_hand_config(written: Written) -> CopyConfig | None:
 # The mesh of a split: what the options of a schedule say of chunks and of how ranks lie.
 
 
-def mesh_of(split: Split, cols: int, settings: Settings) -> Mesh:
-    """Chunks begin where the split's pieces do."""
+def mesh_of(split: Split, problem: Problem, settings: Settings) -> Mesh:
+    """Chunks begin where the split's pieces do. Islands are the problem's, if it names any."""
     return Mesh(
         **asdict(split),
-        cols=cols,
+        cols=problem.moved_columns,
         col_pieces=settings.col_pieces,
         island=settings.island,
+        members=problem.islands or (),
+        carrier=settings.carrier or COPY_ENGINE,
         axis=settings.axis,
         lanes=settings.lanes,
         copy_programs=settings.copy_programs,

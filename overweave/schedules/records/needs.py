@@ -121,6 +121,13 @@ def _peer_memory(asked: MethodRequest) -> str:
     return f"{asked.device.parted or 'the GPUs'} {NO_REACH}"
 
 
+def _island_memory(asked: MethodRequest) -> str:
+    device = asked.device
+    if device is None or not device.parted:
+        return _peer_memory(asked)
+    return "" if device.island_access else f"the GPUs of an island {NO_REACH}"
+
+
 def _tuned_kernels(asked: MethodRequest) -> str:
     if asked.device is None or asked.device.kind != "cuda" or asked.device.has_tuned_kernels:
         return ""
@@ -129,9 +136,19 @@ def _tuned_kernels(asked: MethodRequest) -> str:
 
 def _far_pairs(asked: MethodRequest) -> str:
     """On a switch, or a mesh, whoever passes rows on takes the link by which their owner could have sent them."""
-    if asked.device is None or asked.device.kind != "cuda" or asked.device.has_far_pairs:
+    device = asked.device
+    if device is None or device.kind != "cuda" or device.has_far_pairs or asked.problem.islands:
         return ""
     return "all pairs of GPUs are joined alike: rows come no sooner by way of a third one"
+
+
+def _several_islands(asked: MethodRequest) -> str:
+    is_by_library = asked.options.get("carrier", LIBRARY) == LIBRARY
+    return (
+        "all ranks are one island, where nothing needs the library"
+        if is_by_library and not asked.problem.islands
+        else ""
+    )
 
 
 def _starts_early(asked: MethodRequest) -> str:
@@ -185,8 +202,8 @@ def _full_pieces(asked: MethodRequest) -> str:
     return ""
 
 
-def of_norms(engine: Engine | None) -> Need:
-    """engine: which norms rows, if any does."""
+def of_norms(engine: Engine | None, is_fused: bool) -> Need:
+    """engine: which norms rows, if any does. is_fused: whether tiles of a kernel multiply."""
 
     def why(asked: MethodRequest) -> str:
         problem = asked.problem
@@ -196,8 +213,8 @@ def of_norms(engine: Engine | None) -> Need:
             return "its last step does not norm"
         if engine != LIBRARY and problem.n > MOST_NORM_COLS:
             return f"rows of {problem.n} columns are more than the {MOST_NORM_COLS} of a tile"
-        if engine == REDUCE_KERNEL and problem.world_size == 1:
-            return "in a group of one there is no sum whose rows a kernel could norm"
+        if (engine == REDUCE_KERNEL or is_fused) and problem.world_size == 1:
+            return "in a group of one there is no sum whose rows could be normed"
         return ""
 
     return Need("schedule", why)
@@ -230,10 +247,12 @@ def _unscaled(asked: MethodRequest) -> str:
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)
 TUNED_KERNELS, FAR_PAIRS = Need("choice", _tuned_kernels), Need("choice", _far_pairs)
 ALIGNED, PEER_ACCESS = Need("device", _rows_of_kernels), Need("device", _peer_memory)
+ISLAND_ACCESS = Need("device", _island_memory)
 WHOLE_BLOCKS = Need("schedule", _whole_blocks)
 FEW_WEIGHTS = Need("schedule", _few_weights)
 PLAIN_PARTS = Need("schedule", _plain_parts)
 NO_RESIDUAL, NO_ROW_SCALES = Need("schedule", _no_residual), Need("schedule", _no_row_scales)
+LEVELS = (FAR_PAIRS, Need("choice", _several_islands))  # of methods by islands
 FEW_PEERS = Need("choice", _few_peers)
 UNSCALED = Need("schedule", _unscaled)
 PACKABLE = (Need("schedule", _packable), Need("choice", _few_bytes))
@@ -272,14 +291,16 @@ def needs_of(method: Method, asked: MethodRequest) -> Iterator[Need]:
     """All that a method needs: by its engines, by what is asked of it, and of its own."""
     if not method.is_plain:
         yield needs.SEVERAL
-    yield needs.of_norms(method.norms)
+    yield needs.of_norms(method.norms, method.is_fused)
     if method.has_kernels:
         yield needs.ALIGNED
         yield needs.TUNED_KERNELS
     if method.is_fused:
         yield needs.FEW_WEIGHTS
-    if method.addresses_peers(asked.options):
+    if method.crosses_islands(asked.options):
         yield needs.PEER_ACCESS
+    elif method.addresses_peers(asked.options):
+        yield needs.ISLAND_ACCESS
     if TILE_KERNEL in method.moves:
         yield needs.FEW_PEERS
     yield from method.needs

@@ -12,6 +12,7 @@ STORED_ROUND = (options.PIECES, *options.TILES)
 WAVES = (options.GROUPS, options.LIBRARY_SMS, *options.TILES)
 STORED = (options.ORDER, *STORED_ROUND)
 CUT = (options.PIECES, options.COL_PIECES)
+ISLANDS = (*CUT, options.ISLAND, options.LIBRARY_SMS, *options.TILES)
 
 AS_IT_IS: Grid = {}
 PIECES: Grid = {"pieces": (1, 2, 4)}

@@ -77,7 +77,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     order: Order = "ring"
     rotation: Rotation = "on"
     mover: Mover = "copy_engine"
-    carrier: Literal["copy_engine", "library"] = "copy_engine"
+    carrier: Literal["copy_engine", "library"] | None = "copy_engine"
     copy_programs: int = 16
     col_pieces: int = 1
     island: int | None = None
@@ -134,7 +134,13 @@ CARRIER = Option(
     name="carrier",
     default="copy_engine",
     choices=("copy_engine", "library"),
-    meaning="who brings pieces: the copy engine, in the order asked for; or the library, by one collective for a step",
+    meaning="who brings chunks: the copy engine, in the order asked for; or the library, by one call for a step",
+)
+CROSSING = replace(
+    CARRIER,
+    default=None,
+    meaning="who carries what crosses between islands: the library, in calls beside the tiles, or the copy engine; "
+    "auto: the library where ranks of some islands map no memory of others",
 )
 ROTATION = Option(
     name="rotation",

@@ -43,7 +43,8 @@ MODEL_SMS = 132  # of the GPU whose measurements the margins are
 class DeviceTraits(Protocol):
     """What a need may ask of a device: its kind (cpu, cuda), whether it is sm_90, and whether it has peer access: it
     reads and writes the memory of the other GPUs. has_tuned_kernels: rates of our tile kernels are known there.
-    parted: which ranks lie on which of several islands, as text; empty where that is one.
+    parted: which ranks lie on which of several islands, as text; empty where that is one. island_access: the
+    same as peer_access inside each island alone.
     has_far_pairs: some pairs of GPUs are joined by other links than the rest.
     """
 
@@ -53,6 +54,8 @@ class DeviceTraits(Protocol):
     def is_hopper(self) -> bool: ...
     @property
     def peer_access(self) -> bool: ...
+    @property
+    def island_access(self) -> bool: ...
     @property
     def parted(self) -> str: ...
     @property
@@ -134,8 +137,9 @@ class Method(Struct, frozen=True, kw_only=True):
     transport: how authors' kernels ask for it, of a tensor; empty: by its collective and name, where it is enough that
     their tiles wait for it, or signal.
     write: the moves, with a `MatmulChunk` where tiles or a library matmul have their part. None: a builder of the
-    operator's own writes all. multiplies, moves: by which engines. adds: how, if it does. norms: the engine that ends
-    with whole rows of a sum, which it may norm. reuse: the protocol by which buffers are written again.
+    operator's own writes all. multiplies, moves: by which engines. has_levels: the library carries what crosses between
+    islands, unless carrier=copy_engine is asked for. adds: how, if it does. norms: the engine that ends with whole rows
+    of a sum, which it may norm. reuse: the protocol by which buffers are written again.
     grids: what the tuner tries, the combinations of each grid's values; none: it is run only where it is named.
     dropped: why the source of a design space goes on without this point of it, which the tuner then does not try.
     margins: the first case that holds; none: as `margin` says.
@@ -150,6 +154,7 @@ class Method(Struct, frozen=True, kw_only=True):
     write: Callable[[MethodInputs], Communication] | None = None
     multiplies: Engine = LIBRARY
     moves: tuple[Engine, ...] = (LIBRARY,)
+    has_levels: bool = False
     adds: Adds | None = None
     norms: Engine | None = None
     reuse: Reuse = CREDITS
@@ -174,6 +179,11 @@ class Method(Struct, frozen=True, kw_only=True):
     def is_fused(self) -> bool:
         return self.multiplies == TILE_KERNEL
 
+    def crosses_islands(self, options: Mapping[str, SettingValue]) -> bool:
+        """Whether it addresses peers of other islands, too."""
+        is_left = self.has_levels and options.get("carrier") != COPY_ENGINE
+        return self.addresses_peers(options) and not is_left
+
     @property
     def has_library_beside(self) -> bool:
         """Whether library calls run beside the tiles of a kernel, which leaves SMs to them."""
@@ -186,7 +196,8 @@ class Method(Struct, frozen=True, kw_only=True):
 
     def addresses_peers(self, options: Mapping[str, SettingValue]) -> bool:
         """Whether it reads or writes the memory of other GPUs: rows move by more than the library's collectives."""
-        return options.get("carrier") != LIBRARY and not {*self.moves} <= {LIBRARY, REDUCE_KERNEL}
+        is_left = options.get("carrier") == LIBRARY and not self.has_levels
+        return not is_left and not {*self.moves} <= {LIBRARY, REDUCE_KERNEL}
 
     @property
     def has_messages(self) -> bool:

@@ -131,6 +131,7 @@ def tile_count(schedule: Schedule, realization: Realization) -> int:
 
 
 def _context(schedule: Schedule, rank: int) -> _Context:
+    """Return the lookups for the tables of a rank."""
     starts = accumulate((pad.size for pad in schedule.pads), initial=0)
     notified_by: dict[tuple[str, int], set[str | None]] = {}
     for operation in schedule.operations:
@@ -218,6 +219,7 @@ def _shared_fields(kind: int, position: int, signals: _Signals) -> TileRow:
 
 
 def _fields_of_product(compute: Compute, position: int, signals: _Signals, context: _Context) -> TileRow:
+    """Return a row with the fields that all tiles of a Compute share. Raises ScheduleError for unsupported stores."""
     weight = context.weights.index(compute.b.buffer)
     into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
     to = store_target(compute, context.world_size) if compute.out else 0

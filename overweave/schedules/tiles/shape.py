@@ -1,7 +1,7 @@
-"""Which tile shape a matmul gets: the one whose waves take the least time, and which tiles of the last wave are cut.
+"""Chooses the tile shape of a matmul: that whose waves take the least time; and which tiles of the last wave are split.
 
-Where the last wave would leave so many SMs idle that it takes less time in narrower tiles, its tiles are cut into the
-rectangles they are made of (`MatmulConfig.split_n`), and a last column has no more of these than it needs. Bits do not
+If the last wave would leave so many SMs idle that narrower tiles take less time, its tiles are split into their TMA
+boxes of columns (`MatmulConfig.split_n`), and a last column of tiles has no more of these than it needs. Bits do not
 change: each element is summed over the same steps of k.
 """
 
@@ -49,13 +49,14 @@ LARGEST_TILE, HALF_A_TILE = 128 * 256, 128 * 128  # elements of the tile that mo
 
 
 class TileShape(Struct, frozen=True):
-    """A tile shape and what share of the best shape's speed it reaches when every wave is full."""
+    """A tile shape. efficiency: its speed in full waves, as a fraction of the fastest shape's."""
 
     config: MatmulConfig
     efficiency: float
 
 
 def _hopper(tile: tuple[int, ...], split_n: int, group_m: int, stages: int, efficiency: float) -> TileShape:
+    """Return a Hopper tile shape. tile: rows, columns, and the step of k (64 by default)."""
     block_m, block_n, *steps = tile
     config = MatmulConfig(
         kernel="hopper",
@@ -147,19 +148,22 @@ GATED_FLOAT8: dict[KernelChoice, tuple[TileShape, ...]] = {
 def shapes(
     dtype: Dtype, kernel: KernelChoice = "portable", epilogue: Epilogue = NO_EPILOGUE, weights: int = 1
 ) -> tuple[TileShape, ...]:
-    """The candidates of a tile kernel, the most efficient first. Raises InputError if it cannot compute the dtype."""
+    """Return the tile shapes of a kernel, the most efficient first. Raises InputError if it cannot compute the dtype.
+
+    weights: number of B matrices of a launch.
+    """
     candidates = _shapes(dtype, kernel)
     if epilogue.products > 1 and dtype != "float32":
         return _gated_shapes(dtype, kernel, epilogue)
     if kernel == "portable" and epilogue.reads_rows:
-        # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.
+        # With larger accumulators the residual does not fit the registers: ptxas spills.
         return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= 128 * 128)
     if kernel == "portable" and epilogue.steps and weights > 2:
-        # Beside the sums of 256 rows, what tells one of three weights from the others does not fit either.
+        # With 256 rows the selection among three B matrices does not fit the registers either.
         return tuple(shape for shape in candidates if shape.config.block_m <= 128)
     if kernel == "hopper" and epilogue.steps:
-        # With a main loop for each of four widths, the assembler spills a few registers beside an epilogue; so it does
-        # with 256 columns in one accumulator, where tiles are of one of three weights.
+        # With a main loop for each of four tile widths and an epilogue, ptxas spills a few registers; also with three
+        # B matrices and 256 columns in one accumulator.
         widest = 192 if weights > 2 and dtype != FLOAT8 else 256
         narrow = (shape for shape in candidates if shape.config.block_n <= widest or shape.config.block_m < 128)
         return tuple(shape for shape in narrow if shape.config.split_n < 4)
@@ -167,10 +171,10 @@ def shapes(
 
 
 def _gated_shapes(dtype: Dtype, kernel: KernelChoice, epilogue: Epilogue) -> tuple[TileShape, ...]:
-    """Those beside whose sums the assembler finds registers for all that is done to them."""
+    """Return the shapes of gated tiles whose two accumulators leave registers for the epilogue."""
     if dtype != FLOAT8:
         return GATED[kernel][-1:] if kernel == "portable" and epilogue.reads_rows else GATED[kernel]
-    # Of 128 columns; with one scale each and no activation it holds more at once than with one.
+    # Tiles of 128 columns: without an activation the compiler keeps more values at once than with one.
     has_room = epilogue.activation is not None if epilogue.scaling == "tensor" else not epilogue.reads_rows
     return GATED_FLOAT8[kernel] if has_room or kernel == "portable" else GATED_FLOAT8[kernel][1:]
 
@@ -186,14 +190,16 @@ def _shapes(dtype: Dtype, kernel: KernelChoice) -> tuple[TileShape, ...]:
 
 
 def has_second_wave(rows: int, cols: int, world_size: int, sms: int) -> bool:
-    """Whether the tiles of a shard of the rows are more than the SMs compute at once."""
+    """Return whether a shard of the rows has more tiles than the SMs compute in one wave."""
     return rows * cols > LEAST_WAVES * world_size * sms * LARGEST_TILE
 
 
 def half_tiles(candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
-    """Those for a ring whose shards have no second wave: of halves they do, so that the SMs compute the one while the
-    other travels. MEASURED: half tiles were quicker on all 7 such shapes, by 5 to 26 %, and on 1 of the 14 others, by
-    3 % (two H200s, benchmarks/results/rings.*.h200x2.2026-11-22.json).
+    """Return the shapes of at most half the largest tile, for rings whose shards have no second wave of whole tiles.
+
+    With halves they have, so that SMs compute one wave while the other is in flight. MEASURED: half tiles were quicker
+    on all 7 such shapes, by 5 to 26 %, and on 1 of the 14 others, by 3 % (two H200s,
+    benchmarks/results/rings.*.h200x2.2026-11-22.json).
     """
     return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= HALF_A_TILE)
 
@@ -208,7 +214,7 @@ def tile_shape(
     candidates: tuple[TileShape, ...],
     k: int,
 ) -> MatmulConfig:
-    """The candidate with the shortest time for chunks of `heights` rows each and `cols` columns on `sms` SMs.
+    """Return the candidate with the shortest time for chunks of `heights` rows each and `cols` columns on `sms` SMs.
 
     Time is waves x the time of a tile. Tiles never straddle chunks, so each chunk is rounded up by itself.
     """
@@ -221,7 +227,7 @@ def tile_shape(
 
 
 def tile_time_us(shape: TileShape, k: int) -> float:
-    """Of a whole tile in a full wave."""
+    """Return the time of a whole tile in a full wave."""
     config = shape.config
     multiply_us = STEP_US * k / 64 * config.block_m * config.block_n / (128 * 256) / shape.efficiency
     if not _straddles(k, config):
@@ -230,14 +236,16 @@ def tile_time_us(shape: TileShape, k: int) -> float:
 
 
 def _straddles(k: int, config: MatmulConfig) -> bool:
-    """Whether bulk-tensor loads fetch rows of k numbers of 16 bits, which begin at odd multiples of 16 bytes. Of fp8,
-    whose steps are of 128, this was not measured.
+    """Return whether TMA loads fetch rows of k 16-bit numbers that begin at odd multiples of 16 bytes.
+
+    Of fp8, whose steps are of 128, this was not measured.
     """
     return config.kernel == "hopper" and config.block_k <= 64 and k % 16 != 0
 
 
 class TileCount(NamedTuple):
-    """How many tiles are whole, and how many, in a last column, are narrow, which take so many times of a whole one."""
+    """Numbers of whole tiles, and of narrow ones in a last column, whose time is `narrow_time` whole tiles
+    altogether."""
 
     whole: int
     narrow: int = 0
@@ -249,19 +257,19 @@ class TileCount(NamedTuple):
 
     @property
     def load(self) -> float:
-        """In times of a whole tile."""
+        """Return the time of all tiles, in whole tiles."""
         return self.whole + self.narrow_time
 
 
 def count_tiles(heights: Iterable[int], cols: Columns, config: MatmulConfig) -> TileCount:
-    """The tiles of chunks of `heights` rows each and `cols` columns, before any is cut."""
+    """Count the tiles of chunks of `heights` rows each and `cols` columns, before any is split."""
     rows = sum(-(-height // config.block_m) for height in heights)
     counts = [_count_tiles(rows, one, config) for one in (cols if isinstance(cols, tuple) else (cols,))]
     return TileCount(*(sum(numbers) for numbers in zip(*counts, strict=True)))
 
 
 def _count_tiles(rows: int, cols: int, config: MatmulConfig) -> TileCount:
-    """rows: of tiles."""
+    """Count the tiles of one product. rows: of tiles."""
     columns, rest = divmod(cols, config.block_n)
     width = narrow_width(rest, config) if rest else 0
     if width:
@@ -270,25 +278,26 @@ def _count_tiles(rows: int, cols: int, config: MatmulConfig) -> TileCount:
 
 
 def tiles_to_cut(count: TileCount, sms: int, config: MatmulConfig) -> int:
-    """How many of the last whole tiles are cut: those of the last wave, if their parts take less time than it."""
+    """Return how many of the last whole tiles to split: those of the last wave, if that takes less time."""
     rest = ceil(count.load % sms)
     return min(rest, count.whole) if _time_of_cut(rest, sms, config) < 1 else 0
 
 
 def _time_of_parts(parts: int, config: MatmulConfig) -> float:
-    """Of one tile of so many rectangles, in times of a whole one."""
+    """Return the time of a tile of so many TMA boxes, in whole tiles."""
     alone = RECTANGLE_TIMES.get((config.block_n, config.split_n), 1 / config.split_n)
     return alone + (1 - alone) * (parts - 1) / max(1, config.split_n - 1)
 
 
 def _time_of_cut(rest: int, sms: int, config: MatmulConfig) -> float:
-    """Of so many tiles cut into all their parts, in times of a whole one."""
+    """Return the time of a wave of so many tiles, each split into all its boxes, in whole tiles."""
     if config.split_n == 1:
         return float(rest > 0)
     return ceil(rest * config.split_n / sms) * _time_of_parts(1, config)
 
 
 def _waves(count: TileCount, sms: int, config: MatmulConfig) -> float:
+    """Return the time of all waves, in whole tiles; the last one split if that is faster."""
     whole, cut = divmod(ceil(count.load), sms)
     return whole + min(_time_of_cut(cut, sms, config), 1.0)
 
@@ -310,7 +319,7 @@ PART_ELEMENTS = 4096  # of a tile of whole rows, summed at a time: more would no
 
 
 def row_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
-    """Tiles of whole rows, as many in each as leave every other SM one, for sums that end with a norm."""
+    """Return tiles of whole rows, for sums that end with a norm: as high as leaves work for every other SM."""
     block_n = 1 << (cols - 1).bit_length()
     parts = max(1, block_n // PART_ELEMENTS)
     block_m = max(1, PART_ELEMENTS // block_n)
@@ -320,9 +329,9 @@ def row_shape(rows: int, cols: int, sms: int) -> ReduceConfig:
 
 
 def reduction_shape(rows: int, cols: int, sms: int, finishes: bool = False) -> ReduceConfig:
-    """The largest tiles of a sum that give every other SM one; if none do, the smallest that a row fills.
+    """Return the largest reduction tiles that give every other SM one; if none do, the smallest that a row fills.
 
-    finishes: whether an epilogue finishes it.
+    finishes: an epilogue finishes the sum.
     """
     first = SUMS_FINISHED if finishes else SUMS[0]
     filled = [config for config in (first, *SUMS[1:]) if config.block_n <= cols] or [first]
@@ -330,7 +339,7 @@ def reduction_shape(rows: int, cols: int, sms: int, finishes: bool = False) -> R
     return next(fits, filled[-1])
 
 
-# Programs of the packed kernel, smallest first: a thread has one message of each peer under way.
+# Programs of the packed kernel, smallest first: a thread has one message of each peer in flight.
 PACKED = (PackedConfig(), PackedConfig(block=256, warps=8), PackedConfig(block=512, warps=16))
 
 
@@ -339,19 +348,21 @@ PACKED_ROWS = (PACKED[0], PACKED[-1])
 
 
 def packed_shape(sent_bytes: int, sms: int, exchange: PackedExchange) -> PackedConfig:
-    """The smallest programs of which no SM gets more than four: tickets are taken one by one. sent_bytes: to a peer."""
+    """Return the smallest programs of which no SM gets more than four, since tickets are serial. sent_bytes: to a
+    peer."""
     messages = -(-sent_bytes // MESSAGE_DATA_BYTES)
     config = next((config for config in PACKED if -(-messages // config.block) <= 4 * sms), PACKED[-1])
     return replace(config, exchange=exchange)
 
 
 def packed_row_shape(row_bytes: int, exchange: PackedExchange) -> PackedConfig:
-    """The smallest programs if they have a whole row under way at a time, else the largest, which may take turns."""
+    """Return the smallest programs if they have a whole row in flight at once, else the largest, which loop over a
+    row."""
     messages = -(-row_bytes // MESSAGE_DATA_BYTES)
     return replace(PACKED_ROWS[messages > PACKED_ROWS[0].block], exchange=exchange)
 
 
-# When the matmul of few rows may compute a problem, and in which configuration.
+# The configuration of the skinny (few rows) matmul kernel.
 
 Multiplier = Literal["library", "skinny", "early"]
 DTYPES = ("bfloat16", "float16")
@@ -362,12 +373,12 @@ SHAPES = (
     SkinnyConfig(block_m=32, block_n=64, block_k=128, stages=5, swapped=True),
     SkinnyConfig(block_m=64, block_n=64, block_k=64, stages=8),
 )
-LEAST_STEPS = 2  # of a share along k
+LEAST_STEPS = 2  # of k, for each split
 
 
 def skinny_shape(shape: tuple[int, int, int], sms: int) -> SkinnyConfig:
-    """The configuration for `(m, n, k)`: in as many shares along k as leave no SM without a program, and none with two
-    where others have one."""
+    """Return the skinny kernel's configuration for `(m, n, k)`: as many splits of k as give each SM one program at
+    most."""
     m, n, k = shape
     config = next((one for one in SHAPES if m <= one.block_m), SHAPES[-1])
     tiles = -(-max(m, 1) // config.block_m) * -(-n // config.block_n)

@@ -1,4 +1,5 @@
-"""The ways to exchange a tensor of an author's kernel, and what is asked for in words: `all_gather.push pieces=2`."""
+"""Transports: the methods by which a tensor of an author's kernel is exchanged, and parsing `all_gather.push
+pieces=2`."""
 
 from __future__ import annotations
 
@@ -51,12 +52,12 @@ SPREAD: Final = "spread"
 
 
 class Transport(Struct, frozen=True):
-    """A way to exchange a tensor; docs/directives.md says what each moves.
+    """A method that exchanges a tensor; docs/directives.md says what each moves.
 
-    side: gather, for what a kernel reads; scatter, for what it writes and ranks sum; spread, for what it writes and
-    ranks get as it is. method: whose moves these are; None: a caller's own list. gathers_sums: every rank gets all of
-    the sum. is_traded: an all-to-all, after which every rank has a tensor of its own. refuses, why: the back ends that
-    cannot carry it, for one reason.
+    side: gather, for what a kernel loads; scatter, for what it stores and ranks sum; spread, for what it stores and
+    ranks get unsummed. method: whose moves these are; None: a caller's own list. gathers_sums: every rank gets the
+    whole sum. is_traded: an all-to-all, after which each rank has a tensor of its own. refuses, why: movers that cannot
+    run it, and the reason.
     """
 
     side: TransportDirection
@@ -69,11 +70,11 @@ class Transport(Struct, frozen=True):
 
     @property
     def is_woven(self) -> bool:
-        """Whether chunks move beside tiles, which wait or signal; else all moves before the kernel, or behind."""
+        """Whether chunks move while tiles run, which wait or signal; else all moves before the kernel, or after it."""
         return self.method is None or not (self.method.is_plain or self.method.has_messages)
 
 
-# Options that say how the tiles of an operator's own kernel compute, or are a matter of study.
+# Options of operators' own kernels, or of studies, which authors' kernels do not have.
 _OF_OPERATORS = frozenset(one.name for one in (*TILES, SUMS, MATMUL, ROTATION, MOVER, COPY_PROGRAMS))
 _SIDES: dict[
     str, TransportDirection | None
@@ -93,13 +94,16 @@ def transports() -> dict[str, Transport]:
 
 @lru_cache(maxsize=8)
 def _transports(known: tuple[str, ...]) -> dict[str, Transport]:
-    named = {_name(method): method for method in (*METHODS.values(), *AUTHORED.values()) if _is_served(method)}
+    named = {
+        _transport_name(method): method for method in (*METHODS.values(), *AUTHORED.values()) if _is_served(method)
+    }
     ordered = sorted(named, key=lambda name: list(_SIDES).index(name.partition(".")[0]))
-    return {name: _of_method(name, named[name]) for name in ordered}
+    return {name: _transport_of(name, named[name]) for name in ordered}
 
 
 def _is_served(method: Method) -> bool:
-    """Not where its tiles add or store at peers, or what moves is another kernel's."""
+    """Return whether authors' tensors can go by a method: its tiles neither add nor store at peers, and copies move
+    it."""
     if method.transport:
         return True
     is_beside = method.multiplies in (TILE_KERNEL, AUTHOR_KERNEL) and {*method.moves} == {COPY_ENGINE}
@@ -107,25 +111,27 @@ def _is_served(method: Method) -> bool:
     return method.write is not None and is_beside and is_summed and not operator_of(method.operator).exchanges
 
 
-def _name(method: Method) -> str:
+def _transport_name(method: Method) -> str:
+    """Return a transport's name: the collective and the method, unless the method names it itself."""
     record = operator_of(method.operator)
     collective = "all_gather" if record.gathers else "all_reduce" if record.shares_sums else "reduce_scatter"
     return method.transport or f"{collective}.{method.name}"
 
 
-def _of_method(name: str, method: Method) -> Transport:
+def _transport_of(name: str, method: Method) -> Transport:
+    """Return the transport of a method, with the movers that cannot run it."""
     record = operator_of(method.operator)
     side = _SIDES[name.partition(".")[0]] or (GATHER if record.gathers else SPREAD)
     options = tuple(option for option in method.options if option.name not in _OF_OPERATORS)
-    made = Transport(side, method, options, side == SCATTER and record.shares_sums, record.exchanges)
+    transport = Transport(side, method, options, side == SCATTER and record.shares_sums, record.exchanges)
     if COPY_ENGINE not in method.moves:
-        return made
+        return transport
     refuses, why = _refused(method) if side == GATHER else ((), "")
-    return replace(made, options=(*options, ANY_MOVER, COPY_PROGRAMS), refuses=refuses, why=why)
+    return replace(transport, options=(*options, ANY_MOVER, COPY_PROGRAMS), refuses=refuses, why=why)
 
 
 def _refused(method: Method) -> tuple[tuple[Mover, ...], str]:
-    """The back ends that cannot carry what a method gathers, and why: by its moves among four ranks."""
+    """Return (movers that cannot run a gathering method, why), judged by its moves among four ranks."""
     steps = moves_of(method, Split(rows=4, world_size=4), Settings(), COLS_ALIGNMENT).steps
     if any(isinstance(step, Get) for step in steps):
         return MOVERS[1:], PULLS
@@ -134,7 +140,7 @@ def _refused(method: Method) -> tuple[tuple[Mover, ...], str]:
 
 
 def moves_of(method: Method, split: Split, settings: Settings, cols: int) -> Communication:
-    """The moves of a method's operator, of `cols` columns."""
+    """Return the communication that a method writes for a matrix of `cols` columns, divided by `split`."""
     ranks = split.world_size
     problem = Problem(operator=method.operator, m=split.rows, n=cols, k=cols, world_size=ranks, dtype=SUM_DTYPE)
     assert method.write is not None, f"{method.full_name} has no moves"
@@ -142,31 +148,31 @@ def moves_of(method: Method, split: Split, settings: Settings, cols: int) -> Com
 
 
 def held_of(ranks: int) -> tuple[Range, ...]:
-    """What each rank's partial holds of the sum."""
+    """Return each rank's terms of a sum: its own, as a range."""
     return tuple((rank, rank + 1) for rank in range(ranks))
 
 
-def transport_of(words: object) -> Transport:
-    """What a schedule's first word names. Raises InputError."""
-    if isinstance(words, AllToAll):
-        return Transport(SPREAD if words.sends else GATHER, is_traded=True)
-    if isinstance(words, Reduction):
-        return Transport(SCATTER, gathers_sums=words.everywhere)
-    if isinstance(words, Gather):
+def transport_of(choice: object) -> Transport:
+    """Return the transport that a schedule names, or a hand-written list needs. Raises InputError."""
+    if isinstance(choice, AllToAll):
+        return Transport(SPREAD if choice.sends else GATHER, is_traded=True)
+    if isinstance(choice, Reduction):
+        return Transport(SCATTER, gathers_sums=choice.everywhere)
+    if isinstance(choice, Gather):
         return Transport(GATHER)
-    if not isinstance(words, str):
-        found = f"a {type(words).__name__}"
+    if not isinstance(choice, str):
+        found = f"a {type(choice).__name__}"
         raise InputError("schedule", found, "Give a name with options, a Gather, Reduction or AllToAll")
-    name = words.split(maxsplit=1)[0] if words.strip() else ""
+    name = choice.split(maxsplit=1)[0] if choice.strip() else ""
     if name not in (named := transports()):
         known = nearest("Schedules", name, named, "overweave show")
         cure = "Leave the choice to overweave.compile_auto, by this word alone" if name.endswith(".auto") else known
-        raise InputError(f"schedule {words.strip()[:40]!r}", "unknown", cure)
+        raise InputError(f"schedule {choice.strip()[:40]!r}", "unknown", cure)
     return named[name]
 
 
 def obstacle(name: str, mover: Mover) -> str:
-    """Why a back end cannot carry the exchange `name`; empty if it can. The copy engine passes things on."""
+    """Return why a mover cannot run transport `name`; empty if it can. The copy engine runs all."""
     transport = transport_of(name)
     if mover in transport.refuses:
         return transport.why
@@ -174,74 +180,76 @@ def obstacle(name: str, mover: Mover) -> str:
 
 
 def check_mover(name: str, mover: Mover) -> None:
-    """Raises InputError, with the reason, for a back end that cannot carry the exchange `name`."""
-    if found := obstacle(name, mover):
-        raise InputError(f"{name} mover={mover}", found, f"Use mover={'|'.join(legal(name))}")
+    """Raise InputError, with the reason, if a mover cannot run transport `name`."""
+    if reason := obstacle(name, mover):
+        raise InputError(f"{name} mover={mover}", reason, f"Use mover={'|'.join(legal(name))}")
 
 
 def legal(name: str) -> Iterator[Mover]:
+    """Return the movers that can run transport `name`."""
     return (mover for mover in MOVERS if not obstacle(name, mover))
 
 
-def movers_of(words: ScheduleChoice) -> frozenset[str]:
-    """Who carries what a schedule moves. Raises InputError."""
-    if not isinstance(words, str):
-        return movers_in(words)
-    name, *pairs = words.split()
-    return frozenset({settle(name, transport_of(words).options, options_of(name, pairs)).mover})
+def movers_of(choice: ScheduleChoice) -> frozenset[str]:
+    """Return the movers of a schedule: copy engine, copy kernel or tiles. Raises InputError."""
+    if not isinstance(choice, str):
+        return movers_in(choice)
+    name, *pairs = choice.split()
+    return frozenset({settle(name, transport_of(choice).options, options_of(name, pairs)).mover})
 
 
 def path_of_slices(schedules: Iterable[ScheduleChoice]) -> DataPath | None:
-    """How the tiles of a kernel carry what goes to peers, if a schedule lets them."""
+    """Return the data path by which a kernel's tiles push slices; None if no schedule asks. Raises InputError for
+    two."""
     movers: set[str] = set()
-    for words in schedules:
-        if transport_of(words).side == GATHER:
-            movers |= movers_of(words)
-    carrying = sorted(movers.intersection(CARRYING_TILES))
-    if len(carrying) > 1:
-        raise InputError("let tiles carry two tensors", f"by {' and '.join(carrying)}", "Name one of them for both")
-    return ("bulk" if carrying == ["bulk_tiles"] else "load_store") if carrying else None
+    for choice in schedules:
+        if transport_of(choice).side == GATHER:
+            movers |= movers_of(choice)
+    tile_movers = sorted(movers.intersection(CARRYING_TILES))
+    if len(tile_movers) > 1:
+        raise InputError("let tiles carry two tensors", f"by {' and '.join(tile_movers)}", "Name one of them for both")
+    return ("bulk" if tile_movers == ["bulk_tiles"] else "load_store") if tile_movers else None
 
 
 def wanted_of(
     loads: Sequence[str], stores: Sequence[str], schedule: ScheduleChoice | Mapping[str, ScheduleChoice]
 ) -> dict[str, ScheduleChoice]:
-    """tensor -> schedule, all of it checked and written anew. Raises InputError.
+    """Return tensor -> schedule, checked and normalised. Raises InputError.
 
-    One schedule alone stands for the first tensor that is read, or written.
+    A single schedule is that of the first tensor that the kernel loads, or stores.
     """
-    given: object = schedule
-    if not isinstance(given, str | Mapping | Gather | Reduction | AllToAll):
-        found, cure = f"a {type(given).__name__}", "Give a name, a list of moves, or a mapping of tensors to them"
+    argument: object = schedule
+    if not isinstance(argument, str | Mapping | Gather | Reduction | AllToAll):
+        found, cure = f"a {type(argument).__name__}", "Give a name, a list of moves, or a mapping of tensors to them"
         raise InputError("schedules of a kernel", found, cure)
     if isinstance(schedule, str | Gather | Reduction | AllToAll):
-        side = loads if transport_of(schedule).side == GATHER else stores
-        if not side:
+        tensors = loads if transport_of(schedule).side == GATHER else stores
+        if not tensors:
             raise InputError(f"schedule {str(schedule)[:40]!r}", "the kernel reads no tensor", "Annotate a load")
-        schedule = {side[0]: schedule}
-    for tensor, words in schedule.items():
+        schedule = {tensors[0]: schedule}
+    for tensor, choice in schedule.items():
         if not isinstance(tensor, str):
             raise InputError(f"schedule for {str(tensor)[:40]}", f"a {type(tensor).__name__}", "Name a tensor")
-        known = loads if transport_of(words).side == GATHER else stores
-        if tensor not in known:
-            found = f"the kernel {'reads' if known is loads else 'writes'} {', '.join(known) or 'none'}"
-            raise InputError(f"schedule {str(words)[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
-    return {tensor: _rewritten(words) for tensor, words in schedule.items()}
+        tensors = loads if transport_of(choice).side == GATHER else stores
+        if tensor not in tensors:
+            found = f"the kernel {'reads' if tensors is loads else 'writes'} {', '.join(tensors) or 'none'}"
+            raise InputError(f"schedule {str(choice)[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
+    return {tensor: _normalized(choice) for tensor, choice in schedule.items()}
 
 
-def _rewritten(words: ScheduleChoice) -> ScheduleChoice:
-    """The same schedule from what was parsed: nothing of a caller's text is kept."""
-    if not isinstance(words, str):
-        return words
-    name, *pairs = words.split()
-    asked = options_of(name, pairs)
-    settings = settle(name, transport_of(words).options, asked)
+def _normalized(choice: ScheduleChoice) -> ScheduleChoice:
+    """Return a schedule rewritten from what was parsed, so that equal schedules are equal strings."""
+    if not isinstance(choice, str):
+        return choice
+    name, *pairs = choice.split()
+    options = options_of(name, pairs)
+    settings = settle(name, transport_of(choice).options, options)
     check_mover(name, settings.mover)
-    return " ".join([name, *(f"{option}={getattr(settings, option)}" for option in asked)])
+    return " ".join([name, *(f"{option}={getattr(settings, option)}" for option in options)])
 
 
 def options_of(name: str, pairs: list[str]) -> dict[str, str | int]:
-    """What stands behind a name, as `option=value`. Raises InputError."""
+    """Parse the `option=value` words after a schedule's name. Raises InputError."""
     options: dict[str, str | int] = {}
     for pair in pairs:
         option, separator, value = pair.partition("=")

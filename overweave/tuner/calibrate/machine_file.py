@@ -18,6 +18,7 @@ from overweave.memory.cuda.heap import has_peer_access
 from overweave.runtime.diagnosis import driver_version
 from overweave.runtime.finding import installed
 from overweave.tuner.calibrate import rates
+from overweave.tuner.calibrate.attention import MeasuredAttention, attention_rates
 from overweave.tuner.calibrate.latencies import Bench, Queues, element_wise, latencies, measure, push_points
 from overweave.tuner.calibrate.rates import Tile, scale_rates
 
@@ -28,8 +29,8 @@ class CalibratedGpu(Struct, frozen=True):
     """The measurements of one GPU.
 
     latencies: microseconds by their names in the file. passes: GB/s of torch's element-wise kernels. library_scale:
-    cuBLAS' rate over that of the named machine. push_points: of copies between GPUs, if there are several. peer_access:
-    as of a Machine; None if there is one GPU. card: the GPU as its driver reports it.
+    cuBLAS' rate over that of the named machine. attention: rates of torch's. push_points: of copies between GPUs, if
+    there are several. peer_access: as of a Machine; None if there is one GPU. card: the GPU as its driver reports it.
     """
 
     device: str
@@ -39,6 +40,7 @@ class CalibratedGpu(Struct, frozen=True):
     passes: dict[str, float]
     tiles: tuple[tuple[MatmulConfig, Tile], ...]
     library_scale: float
+    attention: tuple[MeasuredAttention, ...] = ()
     push_points: tuple[tuple[int, float], ...] = ()
     peer_access: bool | None = None
     card: Gpu | None = None
@@ -75,6 +77,15 @@ def _records(name: str, measured: CalibratedGpu, like: Machine, source: str) -> 
         "hbm": rate,
         "local_copies": {"by": like.local_copies.by, **rate},
         "element_wise": {key: {"gb_per_s": round(each), "source": source} for key, each in measured.passes.items()},
+        "attention": [
+            {
+                **each._asdict(),
+                "tflops": round(each.tflops, 1),
+                "overhead_us": round(each.overhead_us, 1),
+                "source": source,
+            }
+            for each in measured.attention
+        ],
         "tiles": [*_tiles(measured, source), *_library_tiles(measured, like, source), *_scaled_tiles(measured, like)],
         "latency": latencies,
         **links,
@@ -122,7 +133,7 @@ def _scaled_tiles(measured: CalibratedGpu, like: Machine) -> list[dict[str, obje
     return records
 
 
-PARTS = ("latencies", "memory", "library matmuls", "tiles of the kernels")
+PARTS = ("latencies", "memory", "library matmuls", "attention", "tiles of the kernels")
 Tell = Callable[[str, float], None]  # which part, and how many of them are done
 
 
@@ -142,6 +153,8 @@ def measure_machine(like: Machine, on_part: Tell) -> tuple[CalibratedGpu, str]:
     passes, memory = element_wise(call_us), rates.memory_gb_per_s(call_us)
     on_part(PARTS[2], 2)
     scale = rates.library_scale(like)
+    on_part(PARTS[3], 3)
+    attention = attention_rates(call_us)
     measured = CalibratedGpu(
         device=torch.cuda.get_device_name(device),
         sms=sms,
@@ -150,6 +163,7 @@ def measure_machine(like: Machine, on_part: Tell) -> tuple[CalibratedGpu, str]:
         passes=passes,
         tiles=_tile_rates(sms, call_us, on_part),
         library_scale=scale,
+        attention=attention,
         push_points=pushed,
         peer_access=has_peer_access(device) if torch.cuda.device_count() > 1 else None,
         card=gpu_of(device),
@@ -171,7 +185,7 @@ def _tile_rates(sms: int, call_us: float, on_part: Tell) -> tuple[tuple[MatmulCo
     configs = [config for kernel in rates.kernels_here() for config in rates.tile_configs(kernel)]
     rates_of = []
     for done, config in enumerate(configs):
-        on_part(f"{config.kernel} {config.block_m} x {config.block_n}", 3 + done / len(configs))
+        on_part(f"{config.kernel} {config.block_m} x {config.block_n}", 4 + done / len(configs))
         rates_of.append((config, rates.tile_rate(config, sms, call_us)))
         torch.cuda.empty_cache()
     return tuple(rates_of)

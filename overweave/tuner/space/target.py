@@ -16,7 +16,7 @@ from overweave.hardware.machine import Machine, PeerAccess, decode, load
 from overweave.hardware.multicast import nccl_uses_it
 from overweave.memory.board.board import Board
 from overweave.memory.cuda.card import gpu_of, has_multicast
-from overweave.memory.cuda.heap import group_has_peer_access, has_peer_access
+from overweave.memory.cuda.heap import group_has_peer_access, has_peer_access, islands_have_peer_access
 from overweave.memory.group import Group, OfGroup
 from overweave.schedules.records.record import Method
 from overweave.tuner.caches import cache_folders, read_cached_if_readable, save_file
@@ -84,6 +84,7 @@ class Target(Struct, frozen=True):
     """The device that a plan runs on.
 
     is_hopper: sm_90. name: the GPU's, as its driver reports it; ignored on a CPU. peer_access: as of a Machine.
+    island_access: the same inside each island alone.
     parted: which ranks lie on which islands, where there are several. found: the described machine that predictions are
     made on. has_multicast: NVLink multicast, which NCCL uses unless it is switched off.
     """
@@ -96,6 +97,7 @@ class Target(Struct, frozen=True):
     found: MachineMatch = H200
     has_multicast: bool = False
     parted: str = ""
+    island_access: bool = True
 
     def machine(self, world_size: int) -> Machine | None:
         """Return the description for predictions of `world_size` ranks; None for a CPU, for more ranks than it can
@@ -147,8 +149,9 @@ def target_of(device: torch.device, group: Group | None = None) -> Target:
     gpu = gpu_of(device)
     reaches = has_peer_access(device) if group is None else group_has_peer_access(group, device)
     found = machine_of(gpu) if group is None else agreed_machine(group, gpu)
+    inside = reaches if group is None or not parted else islands_have_peer_access(group, device)
     hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
-    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted)
+    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, inside)
 
 
 def target_on(machine: Machine, found: MachineMatch | None = None) -> Target:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from overweave.cli import programs
 from overweave.cli.main import app
 from overweave.ir.plan import Plan
 from overweave.ir.text.files import from_json, read_file
 from overweave.ir.text.parse import from_text
 from overweave.schedules.catalog.catalog import names
-from overweave.schedules.records import experts
 from overweave.schedules.weave.transports import transports
 
 
@@ -24,7 +24,7 @@ def test_without_a_name_every_schedule_has_one_line():
     result = show()
     assert result.exit_code == 0
     of_operators, _, of_kernels = result.output.partition("\n\n")
-    assert [line.split()[0] for line in of_operators.splitlines()] == [*names(), *experts.names()]
+    assert [line.split()[0] for line in of_operators.splitlines()] == [*names(), *programs.names()]
     assert [line.split()[0] for line in of_kernels.splitlines()[1:]] == list(transports())
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from overweave.ir.tile_order import TileRow
 from overweave.kernels.hopper import tiles
 
-DEVICE_CODE = ("moves_rows", "rows_ahead", "source_of", "place_of")
+DEVICE_CODE = ("shifts_rows", "row_shift", "load_rows", "consumer_position")
 PARTS_OF = {64: (1, 2), 128: (2,)}  # rows of a consumer's part: how many parts a tile has
 
 
@@ -37,7 +37,7 @@ def called():
         for name in DEVICE_CODE:
             patch.setattr(tiles, name, getattr(getattr(tiles, name), "fn", getattr(tiles, name)))
         patch.setattr(tiles, "gl", SimpleNamespace(maximum=max, minimum=min))
-        patch.setattr(tiles, "weight_of", lambda *_: 0)
+        patch.setattr(tiles, "weight_index", lambda *_: 0)
         patch.setattr(tiles, "read_column", lambda table, _, column: table[TileRow._fields[column.value]])
         yield {name: getattr(tiles, name) for name in DEVICE_CODE}
 
@@ -52,10 +52,10 @@ def test_consumers_take_rows_for_those_that_the_producer_loads(
     rows, parts = shape
     tile = tile._replace(height=min(tile.height, rows * parts))
     traits = SimpleNamespace(addends=0, weights=1)
-    top, further = called["source_of"](traits, tile.columns, 0, rows, parts)
+    top, further = called["load_rows"](traits, tile.columns, 0, rows, parts)
     stored = []
     for part in range(parts):
-        own_row, first, row_end, _, _ = called["place_of"](traits, tile.columns, 0, part * rows, 0, rows)
+        own_row, first, row_end, _, _ = called["consumer_position"](traits, tile.columns, 0, part * rows, 0, rows)
         loaded = top + part * further
         assert loaded - first == tile.source_row - tile.row
         assert min(first, loaded) >= 0
@@ -66,5 +66,5 @@ def test_consumers_take_rows_for_those_that_the_producer_loads(
 
 def test_tiles_with_addends_have_their_own_rows(called: dict[str, Callable[..., Any]]):
     traits, tile = SimpleNamespace(addends=1, weights=1), Tile(128, 128, 5)
-    assert called["source_of"](traits, tile.columns, 0, 64, 2) == (128, 64)
-    assert called["place_of"](traits, tile.columns, 0, 64, 0, 64)[:2] == (192, 192)
+    assert called["load_rows"](traits, tile.columns, 0, 64, 2) == (128, 64)
+    assert called["consumer_position"](traits, tile.columns, 0, 64, 0, 64)[:2] == (192, 192)

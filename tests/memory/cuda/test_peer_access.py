@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 heap = pytest.importorskip("overweave.memory.cuda.heap", reason="no CUDA bindings here")
 from overweave.errors import MachineError, RankMismatch  # noqa: E402
 from overweave.memory.board.board import Board  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
+from overweave.memory.heap import ranks_in_reach  # noqa: E402
 from overweave.runtime.kernel_calls.call import (  # noqa: E402
     connected_ranks,
     prologue_call,
     require_peer_access,
     signal_words,
 )
+from tests.islands import on_islands  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -38,7 +41,8 @@ def test_of_one_gpu_nothing_is_known(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("ranks", "in_reach"), [(4, 1), (1, 1)])
 def test_without_peer_access_a_call_begins_by_itself(ranks: int, in_reach: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(heap, "group_has_peer_access", lambda group, device: False)
+    for asked in ("group_has_peer_access", "islands_have_peer_access"):
+        monkeypatch.setattr(heap, asked, lambda group, device: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     group = SimpleNamespace(rank=ranks - 1, world_size=ranks)
     words = heap.allocate_heap(group, CPU, 1 << 12)
@@ -59,6 +63,47 @@ def test_without_peer_access_a_call_begins_by_itself(ranks: int, in_reach: int, 
 def test_ranks_that_reach_each_other_begin_together():
     workspace: Any = SimpleNamespace(words=SimpleNamespace(addresses=(8, 16, 24)))
     assert connected_ranks(workspace) == 3
+
+
+@pytest.mark.parametrize(("rank", "addresses", "place"), [(1, (24, 24, 24, 32), 0), (3, (32, 24, 32, 32), 1)])
+def test_ranks_of_an_island_begin_together(rank: int, addresses: tuple[int, ...], place: int):
+    words: Any = SimpleNamespace(addresses=addresses, tensor=torch.zeros(1 << 12, dtype=torch.uint8))
+    words.view = lambda offset, shape, dtype: words.tensor[offset:].view(dtype)[: shape[0]]
+    group, limits = SimpleNamespace(rank=rank, world_size=4), torch.zeros(4, dtype=torch.int64)
+    workspace: Any = SimpleNamespace(words=words, group=group, limits=limits, state=None, claims=None)
+    protocol = signal_words(workspace, words, 3)
+    assert prologue_call(workspace, protocol, 3).arguments[-4:-1] == [3, place, 2]
+    require_peer_access(workspace, "a plan of islands", {1, 3})
+    with pytest.raises(MachineError, match="do not reach each other's memory"):
+        require_peer_access(workspace, "a plan of islands", {2})
+
+
+def of_islands() -> list[object]:
+    """Where a rank's memory lies and where it sees that of the others, and whose it reaches, if torch maps memory among
+    the ranks of the group that it is given."""
+
+    def rendezvous(tensor: torch.Tensor, process_group: dist.ProcessGroup) -> object:
+        starts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(process_group))]
+        dist.all_gather(starts, torch.tensor([tensor.data_ptr()]), group=process_group)
+        return SimpleNamespace(buffer_ptrs=[int(start) for start in starts])
+
+    group, mapping = resolve(None), SimpleNamespace(empty=torch.empty, rendezvous=rendezvous)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heap, "islands_have_peer_access", lambda group, device: True)
+        patch.setattr(heap, "symmetric_memory", mapping)
+        patch.setattr(torch.cuda, "synchronize", lambda device: None)
+        words = heap.allocate_heap(group, CPU, 1 << 12)
+    return [words.tensor.data_ptr(), list(words.addresses), ranks_in_reach(words.addresses, group.rank)]
+
+
+def test_ranks_of_an_island_share_memory():
+    (first, of_first, with_first), (second, of_second, with_second), (last, of_last, with_last) = run_ranks(
+        on_islands, 3, "aab", of_islands
+    )
+    assert of_first == [first, second, first]
+    assert of_second == [first, second, second]
+    assert of_last == [last] * 3
+    assert (with_first, with_second, with_last) == ([0, 1], [0, 1], [2])
 
 
 def agreed(cut: tuple[tuple[int, int], ...], seen: int) -> list[object]:

@@ -104,8 +104,8 @@ class RecordedSteps(Recorded):
         super().__init__(log)
         self.enqueue = lambda stream, action: log.append(f"{action.channel} on {stream.name}")
         self.wait = lambda stream, action: log.append(f"{stream.name} waits for {action.channel} {action.counts}")
-        self.tell = lambda stream, action: log.append(f"{action.channel} told on {stream.name}")
-        self.load_tell = lambda action: None
+        self.notify = lambda stream, action: log.append(f"{action.channel} told on {stream.name}")
+        self.load_notify = lambda action: None
 
 
 @pytest.fixture

@@ -112,15 +112,15 @@ def test_signals_within_a_rank_are_events_where_no_kernel_waits_for_them_and_non
         (MAIN, TileLaunch(None, (1,), (ChannelArgument("launched"),), {})),
         (MAIN, TileTask("task", lambda own, channel: None, (), "arriving")),
     ]
-    assert handwritten_gpu._told_within(steps, RANK) == {Raise("queued", 0, RANK)}
+    assert handwritten_gpu._local_notifies(steps, RANK) == {Raise("queued", 0, RANK)}
 
 
 def test_a_notify_in_the_callers_stream_is_a_kernels_once_it_is_loaded(slot: Any, done: list[tuple[Any, ...]]):
     stream: Any = SimpleNamespace(cuda_stream=7)
     action = Raise("first", 1, 2)
-    slot.tell(stream, action)
+    slot.notify(stream, action)
     address = BASES[2] + DECLARED.lay_out().signal_offset("first", 1)
     assert done == [("write_value", 7, address, 1)]
-    slot.load_tell(action)
-    slot.tell(stream, action)
+    slot.load_notify(action)
+    slot.notify(stream, action)
     assert len(done) == 1

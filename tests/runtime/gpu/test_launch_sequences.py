@@ -30,6 +30,7 @@ EXCHANGE, BACK = "all_to_all_matmul", "matmul_all_to_all"
 Golden = Callable[[str, str], None]
 NORM = {"norm": Norm(eps=1e-5, residual=True)}
 BY_ROWS = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
+PAIRS = {"islands": ((0, 1), (2, 3))}
 PLANS = {
     "gather, library calls": Case(GATHER, "per_shard", world_size=3),
     "gather, library calls of fp8": Case(GATHER, "per_shard", BY_ROWS, rank=1),
@@ -40,6 +41,7 @@ PLANS = {
     "gather, gated": Case(GATHER, "push kernel=hopper", {"epilogue": Epilogue(activation="silu", gate=True)}),
     "gather, copy kernel": Case(GATHER, "push kernel=hopper mover=copy_kernel", BY_ROWS, rank=2, world_size=4),
     "gather, pulled": Case(GATHER, "pull kernel=hopper pieces=2", rank=1),
+    "gather, two levels": Case(GATHER, "islands kernel=hopper pieces=1", PAIRS, rank=1, world_size=4),
     "gather, packed": Case(GATHER, "gather_packed matmul=library", {"m": 8}, rank=1),
     "gather, packed and skinny": Case(GATHER, "gather_packed matmul=skinny", {"m": 64}, rank=1),
     "gather, packed and early": Case(GATHER, "gather_packed matmul=early", {"m": 64}),
@@ -47,6 +49,7 @@ PLANS = {
     "exchange behind, counted blocks": Case(BACK, "per_peer", {"m": 1536, "counted": True}, rank=1, world_size=3),
     "exchange behind, waves": Case(BACK, "waves block_m=64 block_n=64 groups=1+1 sms=56 library_sms=8", rank=1),
     "exchange behind, copy engine": Case(BACK, "push kernel=hopper pieces=2", rank=1),
+    "exchange behind, two levels": Case(BACK, "islands kernel=hopper pieces=1", PAIRS, rank=1, world_size=4),
     "exchange, copy engine": Case(EXCHANGE, "push kernel=hopper pieces=2", rank=1),
     "gather, finer by rows": Case(GATHER, "uniform_fused_1d", {"columns": (512, 128, 128)}, rank=1, world_size=3),
     "gather, finer by columns": Case(GATHER, "uniform_fused_2d order=ring", rank=1, world_size=3),
@@ -67,6 +70,7 @@ PLANS = {
         REDUCE, "two_shot kernel=portable sums=epilogue", FP8 | {"epilogue": Epilogue(scaling="tensor")}
     ),
     "reduce, ring stored by tiles": Case(REDUCE, "ring_stored kernel=hopper", rank=3, world_size=8),
+    "reduce, two levels": Case(REDUCE, "islands kernel=hopper pieces=1", PAIRS, rank=1, world_size=4),
     "reduce, waves": Case(REDUCE, "waves kernel=hopper sms=20 library_sms=4", {"m": 1000}, rank=1),
     "scatter, waves": Case(
         SCATTER, "waves kernel=portable sms=20 library_sms=4", {"m": 1000, "epilogue": ENDING}, rank=1, world_size=3
@@ -96,6 +100,7 @@ def test_plans_that_no_method_writes(name: str, golden: Golden, monkeypatch: pyt
 def text_of_plan(plan: Plan, rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> str:
     with logged(rank, world_size, monkeypatch) as log:
         monkeypatch.setattr(binding, "create_subgroups", lambda *given: None)
+        monkeypatch.setattr(binding, "subgroup", lambda group, *given: group)
         tensors, moved = tensors_of(plan, rank), tensors_of(plan, rank)
         log.tensors({f"bound {name}": tensor for name, tensor in tensors.items()} | moved)
         if plan.schedule.reuse == ECHOES:

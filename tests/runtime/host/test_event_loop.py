@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from overweave.runtime.host.emulate import Beside
+from overweave.runtime.host.emulate import LaunchThreads
 
 
 def test_what_a_launch_raises_is_raised_however_late_it_comes(monkeypatch: pytest.MonkeyPatch):
@@ -22,7 +22,7 @@ def test_what_a_launch_raises_is_raised_however_late_it_comes(monkeypatch: pytes
         thread.join()
         return is_alive(thread)
 
-    is_done = Beside().start(fail)
+    is_done = LaunchThreads().start(fail)
     assert not is_done()
     monkeypatch.setattr(threading.Thread, "is_alive", asked)
     with pytest.raises(ValueError, match="the kernel"):

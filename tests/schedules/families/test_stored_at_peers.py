@@ -80,5 +80,5 @@ def test_every_back_end_is_planned_or_refused_with_its_reason(name: str):
             with pytest.raises(InputError, match=found[:40]):
                 wanted_of(["A"], ["C"], {tensor: words})
         else:
-            plan = author_plan(matmul(128, n=64, k=64), {tensor: words}, 2, "bfloat16", chosen="A")
+            plan = author_plan(matmul(128, n=64, k=64), {tensor: words}, 2, "bfloat16", dual_source="A")
             verify_plan(plan, MachineLimits()).raise_if_refused()

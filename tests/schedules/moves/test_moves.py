@@ -13,11 +13,11 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Copy, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.communication import MatmulChunk
+from overweave.schedules.moves import island_templates
 from overweave.schedules.moves.gather_templates import (
     Mesh,
     Template,
     across_mesh,
-    by_islands,
     gather_of,
     round_two_rings,
 )
@@ -31,7 +31,7 @@ ROWS, COLS = 96, 32
 
 
 def planned(gather: ow.Gather, rows: int = ROWS, chosen: str | None = None) -> Plan:
-    plan = author_plan(matmul(rows), {"A": gather}, gather.world_size, "bfloat16", chosen=chosen)
+    plan = author_plan(matmul(rows), {"A": gather}, gather.world_size, "bfloat16", dual_source=chosen)
     verify_plan(plan, MachineLimits()).raise_if_refused()
     return plan
 
@@ -61,11 +61,11 @@ def test_templates_are_proven(template: Template, world_size: int):
 
 def test_a_group_that_is_no_whole_islands_is_refused():
     with pytest.raises(InputError, match="no whole islands"):
-        gather_of(by_islands, Mesh(rows=9, cols=8, world_size=3, island=2))
+        gather_of(island_templates.gather, Mesh(rows=9, cols=8, world_size=3, island=2))
 
 
 def test_each_shard_crosses_to_another_island_once():
-    gather = gather_of(by_islands, Mesh(rows=64, cols=8, world_size=8, island=4))
+    gather = gather_of(island_templates.gather, Mesh(rows=64, cols=8, world_size=8, island=4))
     crossing = [move for move in gather.moves if move.rank // 4 != move.peer // 4]
     assert len(crossing) == 8
     assert {move.lane for move in crossing} == {1}

@@ -41,10 +41,10 @@ def plans(world_size: int) -> Iterator[Plan]:
     for wanted in ({"A": PUSH, "C": SCATTER}, {"A": PULL, "C": "reduce_scatter.ring"}, {"A": PUSH, "B": LIBRARY}):
         yield author_plan(whole, wanted, world_size, "bfloat16")
     for wanted in ({"A": PUSH}, {"A": PULL}, {"A": PUSH, "C": SCATTER}, EXCHANGED):
-        yield author_plan(whole, wanted, world_size, "bfloat16", chosen="A")
+        yield author_plan(whole, wanted, world_size, "bfloat16", dual_source="A")
     moved = "all_gather.push mover=copy_kernel pieces=2"
     yield author_plan(ragged, {"A": moved}, world_size, "bfloat16")
-    yield author_plan(whole, {"A": moved, "C": SCATTER}, world_size, "bfloat16", chosen="A")
+    yield author_plan(whole, {"A": moved, "C": SCATTER}, world_size, "bfloat16", dual_source="A")
     for how in (PUSH, PULL, LIBRARY):
         yield author_plan(attention(2 * BLOCK * world_size), {"K": how, "V": how}, world_size, "bfloat16")
 
@@ -129,14 +129,14 @@ def test_tables_that_run_other_tiles_are_refuted():
 
 
 def test_a_kernel_that_can_choose_reads_the_own_shard_in_place():
-    staged, chosen = (author_plan(matmul(96), {"A": PUSH}, 3, "bfloat16", chosen=name) for name in (None, "A"))
+    staged, chosen = (author_plan(matmul(96), {"A": PUSH}, 3, "bfloat16", dual_source=name) for name in (None, "A"))
     copies = [[op.name for op in plan.schedule.operations if op.queue == "main"] for plan in (staged, chosen)]
     assert [len(names) for names in copies] == [3, 0]
     for rank, order in enumerate(chosen.tile_orders):
         own = [row for row in order.rows if row.source == OWN_SHARD]
         assert {row.row // 3 * BLOCK // 32 for row in own} == {rank}
         assert {row.source_row for row in own} == {32 * rank}
-    ragged = author_plan(matmul(100), {"A": PUSH}, 3, "bfloat16", chosen="A")
+    ragged = author_plan(matmul(100), {"A": PUSH}, 3, "bfloat16", dual_source="A")
     assert all(row.source != OWN_SHARD for order in ragged.tile_orders for row in order.rows)
     order = chosen.tile_orders[1]
     for change in ({"source": 1}, {"source_row": 0}):
@@ -288,10 +288,10 @@ def plans_of_tiles(world_size: int) -> Iterator[Plan]:
     whole, ragged = matmul(2 * BLOCK * world_size, k=WIDE), matmul(100, k=WIDE)
     for space in (whole, ragged):
         for chosen in (None, "A"):
-            yield author_plan(space, {"A": BY_TILES}, world_size, "bfloat16", chosen=chosen)
-    yield author_plan(whole, {"A": IN_BULK, "C": SCATTER}, world_size, "bfloat16", chosen="A")
-    yield author_plan(whole, {"A": BY_TILES, "B": "all_gather.collective"}, world_size, "bfloat16", chosen="A")
-    yield author_plan(whole, {"A": RECEIVE, "C": "all_to_all.send"}, world_size, "bfloat16", chosen="A")
+            yield author_plan(space, {"A": BY_TILES}, world_size, "bfloat16", dual_source=chosen)
+    yield author_plan(whole, {"A": IN_BULK, "C": SCATTER}, world_size, "bfloat16", dual_source="A")
+    yield author_plan(whole, {"A": BY_TILES, "B": "all_gather.collective"}, world_size, "bfloat16", dual_source="A")
+    yield author_plan(whole, {"A": RECEIVE, "C": "all_to_all.send"}, world_size, "bfloat16", dual_source="A")
     long = attention(2 * BLOCK * world_size, width=WIDE)
     yield author_plan(long, {"K": BY_TILES, "V": BY_TILES}, world_size, "bfloat16")
 
@@ -305,7 +305,7 @@ def test_every_plan_of_tiles_is_proven_and_is_data(world_size: int):
 
 
 def test_slices_are_counted_and_belong_to_the_queue_of_the_tiles():
-    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 2, "bfloat16", chosen="A")
+    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 2, "bfloat16", dual_source="A")
     puts = [one for one in plan.schedule.of_rank(0) if isinstance(one, Put)]
     rows = plan.tile_order(0, "tiles").rows
     assert {put.queue for put in puts} == {"tiles"}
@@ -317,7 +317,7 @@ def test_slices_are_counted_and_belong_to_the_queue_of_the_tiles():
 
 
 def test_whoever_waits_has_claimed_what_peers_wait_for_alike():
-    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 4, "bfloat16", chosen="A")
+    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 4, "bfloat16", dual_source="A")
     rows = [row for row in plan.tile_order(1, "tiles").rows if row.kind == APPLY]
     count = sum(row.kind == COPY for row in plan.tile_order(1, "tiles").rows)
     own = [row for row in rows if row.wait_lo == row.wait_hi]
@@ -334,7 +334,7 @@ def changed_row(plan: Plan, at: int, **fields: int) -> Plan:
 
 
 def test_a_table_that_moves_otherwise_is_refuted():
-    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 4, "bfloat16", chosen="A")
+    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 4, "bfloat16", dual_source="A")
     rows = plan.tile_orders[0].rows
     waiting = next(at for at, row in enumerate(rows) if row.wait_lo < row.wait_hi and row.width)
     last = len(rows) - 1
@@ -349,14 +349,14 @@ def test_a_table_that_moves_otherwise_is_refuted():
 
 
 def test_ranks_that_wait_before_they_send_hang():
-    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 2, "bfloat16", chosen="A")
+    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 2, "bfloat16", dual_source="A")
     applies = [one for one in plan.schedule.operations if isinstance(one, Apply)]
     puts = [one for one in plan.schedule.operations if isinstance(one, Put)]
     assert rules(with_operations(plan, (*applies, *puts))) == {"deadlock"}
 
 
 def test_what_tiles_carry_waits_for_nothing():
-    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 2, "bfloat16", chosen="A")
+    plan = author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 2, "bfloat16", dual_source="A")
     waits = next(one.waits for one in plan.schedule.of_rank(0) if isinstance(one, Apply) and one.waits)
     last = [one for one in plan.schedule.of_rank(0) if isinstance(one, Put)][-1]
     late = replace(last, waits=waits)
@@ -381,8 +381,8 @@ def test_what_tiles_cannot_carry_is_refused(wanted: dict[str, str], found: str):
 
 def test_rows_that_are_no_words_are_refused():
     with pytest.raises(InputError, match="72 bytes, and kernels move words of 16"):
-        author_plan(matmul(128, k=36), {"A": BY_TILES}, 2, "bfloat16", chosen="A")
-    wide = author_plan(matmul(128, k=36), {"A": BY_TILES}, 2, "float32", chosen="A")
+        author_plan(matmul(128, k=36), {"A": BY_TILES}, 2, "bfloat16", dual_source="A")
+    wide = author_plan(matmul(128, k=36), {"A": BY_TILES}, 2, "float32", dual_source="A")
     problem, realization = (replace(part, dtype="bfloat16") for part in (wide.problem, wide.realization))
     assert rules(replace(wide, problem=problem, realization=realization)) == {"alignment"}
 
@@ -400,4 +400,4 @@ def test_slices_that_no_tile_claims_are_refused():
 
 
 def _plan() -> Plan:
-    return author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 2, "bfloat16", chosen="A")
+    return author_plan(matmul(128, k=WIDE), {"A": BY_TILES}, 2, "bfloat16", dual_source="A")

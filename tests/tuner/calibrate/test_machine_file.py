@@ -13,6 +13,7 @@ from overweave.ir.plan import MatmulConfig
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
+from overweave.tuner.calibrate.attention import OPERATIONS, TOKENS, MeasuredAttention, rate_of
 from overweave.tuner.calibrate.machine_file import FROM_FILE, CalibratedGpu, machine_file
 from overweave.tuner.calibrate.rates import LONG_K, SHORT_K, Tile, split_us, tile_configs
 
@@ -27,6 +28,7 @@ FOUND = CalibratedGpu(
     passes={"widen": 1500.0, "add": 2000.0, "narrow": 3000.0},
     tiles=(*HOPPER, *PORTABLE),
     library_scale=0.9,
+    attention=(MeasuredAttention("forward", 128, 601.23, 9.87), MeasuredAttention("backward", 128, 500.0, 12.0)),
 )
 
 
@@ -42,6 +44,19 @@ def test_what_was_measured_stands_in_the_file_with_its_source():
     assert machine.tile("hopper", 128, 256).tflops == 700.0
     assert machine.tile("library", 128, 256).tflops == pytest.approx(0.9 * LIKE.tile("library", 128, 256).tflops)
     assert "0.900 times the rate of h200x4" in machine.tile("library", 128, 256).source
+
+
+def test_attention_is_told_by_two_lengths():
+    machine = decode(machine_file("mine", FOUND, LIKE, SOURCE), "mine.json")
+    rate = machine.attention_rate("forward", 96)
+    assert (rate.tflops, rate.overhead_us, rate.source) == (601.2, 9.9, SOURCE)
+    assert machine.attention_rate("backward", 128).tflops == 500.0
+    operations = [OPERATIONS["forward"] * 16 * 128 * tokens * (tokens + 1) / 2 for tokens in TOKENS]
+    found = rate_of("forward", 128, (7.0 + operations[0] / 600e6, 7.0 + operations[1] / 600e6))
+    assert found.tflops == pytest.approx(600.0)
+    assert found.overhead_us == pytest.approx(7.0)
+    none = decode(machine_file("mine", replace(FOUND, attention=()), LIKE, SOURCE), "mine.json")
+    assert not none.attention  # not those of the machine that it is like, whose tensor cores are others
 
 
 def test_what_was_not_is_that_of_the_named_machine_and_says_so():

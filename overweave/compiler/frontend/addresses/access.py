@@ -13,10 +13,10 @@ from overweave.compiler.frontend.addresses.dimensions import (
     Dimension,
     SplitLanes,
     Strides,
-    dimension_with_numbers,
     index_splits,
     split_divided_lanes,
     split_long_lanes,
+    substitute_dimension,
     substitute_lanes,
 )
 from overweave.compiler.frontend.addresses.index_check import AccessContext, IndexCheck, NeedsCallArguments
@@ -70,7 +70,7 @@ class AccessCheck:
         Raises DirectiveError, and NeedsCallArguments if only a call can decide.
         """
         offset = self._offset()
-        strides = Strides(self.dims, self.kernel.strides, self.kernel.substitute, self.kernel.is_call)
+        strides = Strides(self.dims, self.kernel.strides, self.kernel.substitute, self.kernel.has_call_args)
         offset = self._without_wraparound(strides.resolved(offset))
         splits = [split_divided_lanes(offset, self.kernel.substitute)]
         if not splits[0] and (long_split := split_long_lanes(offset, self.dims, self.kernel.substitute)):
@@ -89,9 +89,9 @@ class AccessCheck:
     def _check_offset(self, offset: Polynomial) -> tuple[range, ...]:
         """Check the offset symbolically; if that fails in a call, with the integers that the call passes for names."""
         attempts = [(offset, self.dims)]
-        if self.kernel.is_call:  # the kernel may have a number where its directive has a name
-            numbers = [dimension_with_numbers(dim, self.kernel.substitute) for dim in self.dims]
-            attempts.append((self.kernel.substitute(offset), numbers))
+        if self.kernel.has_call_args:  # the kernel may have a number where its directive has a name
+            int_dims = [substitute_dimension(dim, self.kernel.substitute) for dim in self.dims]
+            attempts.append((self.kernel.substitute(offset), int_dims))
         errors: list[DirectiveError] = []
         for attempt, dims in attempts:
             try:
@@ -141,7 +141,7 @@ class AccessCheck:
             raise self.unclear_error("it is no pointer")
         self.rank = address.rank
         poly, pointer = self._without_casts(address.poly), atom_poly(self.directive.parameter)
-        if CALLER_CHOICE in tags_of(poly) and not self.kernel.is_call:
+        if CALLER_CHOICE in tags_of(poly) and not self.kernel.has_call_args:
             raise NeedsCallArguments
         if poly.coefficient(self.directive.parameter) != const_poly(1):
             tags = sorted(tags_of(poly)) or [f"another pointer than {self.directive.parameter}"]
@@ -200,7 +200,7 @@ class AccessCheck:
             value = self._without_casts(atom.inputs[0])
             low, high = self.kernel.bounds.constant_interval(value)
             lowest, highest = CASTS[atom.operation]
-            if self.kernel.is_call and (low is None or high is None or low < lowest or high > highest):
+            if self.kernel.has_call_args and (low is None or high is None or low < lowest or high > highest):
                 interval = f"{'' if low is None else low} to {'' if high is None else high}".strip()
                 raise self.unclear_error(
                     f"its address is computed from numbers, {interval}, that {atom.operation} does not hold"
@@ -214,7 +214,9 @@ class AccessCheck:
         axes = [dim for dim in self.dims if dim.axis is not None]
 
         def is_end(poly: Polynomial, dim: Dimension) -> bool:
-            return poly == dim.extent or (self.kernel.is_call and self.kernel.substitute(poly - dim.extent) == ZERO)
+            return poly == dim.extent or (
+                self.kernel.has_call_args and self.kernel.substitute(poly - dim.extent) == ZERO
+            )
 
         def without_clamp(atom: Atom) -> Polynomial | None:
             if isinstance(atom, OpaqueResult) and atom.operation == CLAMP:
@@ -269,7 +271,7 @@ class AccessCheck:
             raise self.unclear_error(
                 f"{variable} stands inside of {tags[0] if tags else atom_poly(outer)} in its address"
             )
-        if CALLER_CHOICE in tags_of(rest) and not self.kernel.is_call:
+        if CALLER_CHOICE in tags_of(rest) and not self.kernel.has_call_args:
             raise NeedsCallArguments
         used_axes = {axis: name for axis, name in self.kernel.variables.items() if BlockOf(axis) in rest.atoms}
         found = f"its address is not computed from {variable}, which is the block along {axis}"

@@ -31,7 +31,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
 )
 from overweave.compiler.frontend.symbols.values import CASTS, CLAMP, MAXIMUM, MINIMUM, varies
 
-Substitution = Callable[[Polynomial], Polynomial]  # replaces names by their numbers, where these are known
+Substitution = Callable[[Polynomial], Polynomial]  # replaces names by integers, if these are known
 SplitLanes = dict[Atom, tuple[LaneIndex, LaneIndex]]  # lane -> (high, low): lane = high * low.length + low
 HIGH, LOW = 100, 200  # added to the dimension of a lane that is split, for its two parts
 
@@ -100,9 +100,9 @@ class Strides:
     """
 
     def __init__(
-        self, dims: Sequence[Dimension], names: frozenset[str], substitute: Substitution, is_call: bool
+        self, dims: Sequence[Dimension], names: frozenset[str], substitute: Substitution, has_call_args: bool
     ) -> None:
-        self._dims, self._candidates, self._substitute, self._is_call = dims, names, substitute, is_call
+        self._dims, self._candidates, self._substitute, self._has_call_args = dims, names, substitute, has_call_args
         self.guesses: list[str] = []  # names whose dimension only a call can confirm
 
     def resolved(self, offset: Polynomial) -> Polynomial:
@@ -121,11 +121,11 @@ class Strides:
             if name in stride_of:
                 continue
             fitting = [at for at, dim in free_dims.items() if self._fits(name, dim)]
-            if not fitting or (len(fitting) > 1 and not self._is_call):
+            if not fitting or (len(fitting) > 1 and not self._has_call_args):
                 continue
             at = max(fitting, key=lambda at: (self._is_equal(name, free_dims[at]), free_dims[at].axis is None, at))
             stride_of[name] = free_dims.pop(at).stride
-            self.guesses += [] if self._is_call else [name]
+            self.guesses += [] if self._has_call_args else [name]
         resolved = ZERO
         for atoms, factor in offset.terms:
             term = Polynomial(((tuple(atom for atom in atoms if atom not in stride_of), factor),))
@@ -136,7 +136,7 @@ class Strides:
 
     def _fits(self, name: str, dim: Dimension) -> bool:
         """Whether a name may be a dimension's stride: a dimension of one element may have any."""
-        return not self._is_call or self._substitute(dim.extent).constant == 1 or self._is_equal(name, dim)
+        return not self._has_call_args or self._substitute(dim.extent).constant == 1 or self._is_equal(name, dim)
 
     def _is_equal(self, name: str, dim: Dimension) -> bool:
         return self._substitute(atom_poly(name)) == self._substitute(dim.stride)
@@ -206,8 +206,8 @@ def flatten(
     return index, extent
 
 
-def dimension_with_numbers(dim: Dimension, substitute: Substitution) -> Dimension:
-    """Replace the names of a dimension by numbers."""
+def substitute_dimension(dim: Dimension, substitute: Substitution) -> Dimension:
+    """Replace the names in a dimension's expressions."""
     return replace(
         dim,
         extent=substitute(dim.extent),
@@ -218,7 +218,7 @@ def dimension_with_numbers(dim: Dimension, substitute: Substitution) -> Dimensio
     )
 
 
-# In a call every bound is a number. Before a call a bound may be a polynomial of the caller's numbers.
+# In a call every bound is an integer. Before a call a bound may be a polynomial of the caller's integer arguments.
 
 SymbolicInterval = tuple[Polynomial | None, Polynomial | None]  # (minimum, maximum); None: unknown
 UNBOUNDED: SymbolicInterval = (None, None)
@@ -239,9 +239,9 @@ class Extents(Struct, frozen=True):
 
 
 class Bounds:
-    """Bounds over a kernel's axes. substitute: replaces names by their numbers, where these are known.
+    """Bounds over a kernel's axes. substitute: replaces names by integers, if these are known.
 
-    positive: the names of numbers that are at least 1.
+    positive: names whose value is at least 1.
     """
 
     def __init__(

@@ -47,7 +47,8 @@ class MaskedRange(Struct, frozen=True):
 class AccessContext(Protocol):
     """The kernel around an access. variables: axis -> the variable of its block. symbols: the names in directives.
 
-    strides: the parameters that may be strides. is_call: every name has a number, so that nothing may stay undecided.
+    strides: the parameters that may be strides. has_call_args: the integers of a call are known, so that the check must
+    decide.
     """
 
     bounds: Bounds
@@ -55,7 +56,7 @@ class AccessContext(Protocol):
     strides: frozenset[str]
 
     @property
-    def is_call(self) -> bool: ...
+    def has_call_args(self) -> bool: ...
     @property
     def variables(self) -> Mapping[str, str]: ...
     def substitute(self, poly: Polynomial) -> Polynomial: ...
@@ -130,7 +131,7 @@ class IndexCheck:
         return index - (step * atom_poly(block[0])) - dim.shift
 
     def _has_one_block(self, axis: str) -> bool:
-        return self.kernel.is_call and self.kernel.bounds.constant_interval(atom_poly(BlockOf(axis)))[1] == 0
+        return self.kernel.has_call_args and self.kernel.bounds.constant_interval(atom_poly(BlockOf(axis)))[1] == 0
 
     def _check_step(self, dim: Dimension, step: Polynomial) -> None:
         """Raise if consecutive blocks of an axis are not `block=` elements apart."""
@@ -139,7 +140,7 @@ class IndexCheck:
             return
         block_coefficient = group_by_moving(self.offset)[BlockOf(str(dim.axis)),]
         is_certain = difference.constant is not None or self._is_definite(difference)
-        if not self.kernel.is_call and (block_coefficient.names - self.kernel.symbols or not is_certain):
+        if not self.kernel.has_call_args and (block_coefficient.names - self.kernel.symbols or not is_certain):
             raise NeedsCallArguments
         blocks, rest = divide(substitute(block_coefficient), substitute(dim.stride))
         distance = f"{blocks}" if rest == ZERO else f"{substitute(block_coefficient)} elements"
@@ -149,7 +150,7 @@ class IndexCheck:
         )
 
     def _is_definite(self, poly: Polynomial) -> bool:
-        """Whether a polynomial has one sign for all numbers of at least 1; it may be 0 where all are 1."""
+        """Whether a polynomial has one sign for all values of its names of at least 1; it may be 0 where all are 1."""
         return self.kernel.bounds.is_nonnegative(poly) or self.kernel.bounds.is_nonnegative(ZERO - poly)
 
     # loads
@@ -167,12 +168,12 @@ class IndexCheck:
         size = self.kernel.substitute(dim.size)
         if self._is_never_negative(local_index) and self._is_never_negative(size - const_poly(1) - local_index):
             return
-        if not self.kernel.is_call and not self._is_surely_outside(dim, low, high):
+        if not self.kernel.has_call_args and not self._is_surely_outside(dim, low, high):
             raise NeedsCallArguments
         raise self.access.outside_error(dim, _interval_text(low, high))
 
     def _is_surely_outside(self, dim: Dimension, low: Polynomial | None, high: Polynomial | None) -> bool:
-        """Whether an access leaves its block for all numbers of a call."""
+        """Whether an access leaves its block whatever integers a call passes."""
         before = low is not None and self.kernel.bounds.is_nonnegative(ZERO - low) and low != ZERO
         excess = None if high is None else high + const_poly(1) - dim.size
         return before or (excess is not None and self.kernel.bounds.is_nonnegative(excess) and excess != ZERO)
@@ -183,7 +184,7 @@ class IndexCheck:
         low, high = self.kernel.bounds.interval(local_index)
         if low is not None and self.kernel.bounds.is_nonnegative(low - extent):
             raise self.access.outside_error(dim, _interval_text(low, high))
-        if not self.kernel.is_call:
+        if not self.kernel.has_call_args:
             return
         for end in (local_index, extent - const_poly(1) - local_index):
             if not self._is_never_negative(end):
@@ -222,7 +223,7 @@ class IndexCheck:
             if any(None in self.kernel.bounds.interval(atom_poly(atom)) for atom in atoms):
                 value = Polynomial(((atoms, 1),))
                 tags = sorted(tags_of(value))
-                if not self.kernel.is_call and (CALLER_CHOICE in tags or not tags):
+                if not self.kernel.has_call_args and (CALLER_CHOICE in tags or not tags):
                     raise NeedsCallArguments
                 if self._is_never_negative(local_index):
                     continue
@@ -248,13 +249,13 @@ class IndexCheck:
             return
         for lo, hi in dimension_runs(self.dims):
             index, extent = (self.kernel.substitute(poly) for poly in flatten(self.dims, self.indices, lo, hi))
-            mask = _mask_of_index(part, index) if self.kernel.is_call else _is_extent_mask(part, index, extent)
+            mask = _mask_of_index(part, index) if self.kernel.has_call_args else _is_extent_mask(part, index, extent)
             is_extent = hi == lo + 1 and self.dims[lo].axis is None
-            if mask is not None and is_extent and self.kernel.is_call:
+            if mask is not None and is_extent and self.kernel.has_call_args:
                 masks[lo] = masks[lo].and_(mask)
             if mask is not None and (mask.leaves(extent.constant or 0) or is_extent):
                 return
-        if part.names and not self.kernel.is_call:
+        if part.names and not self.kernel.has_call_args:
             raise NeedsCallArguments
         raise self.access.mask_error("a condition that is not the end of a dimension")
 
@@ -297,7 +298,7 @@ class IndexCheck:
         return left
 
     def _refuse_surely_outside(self, dim: Dimension, local_index: Polynomial) -> None:
-        """Raise if a store along an axis leaves its block for all numbers of a call."""
+        """Raise if a store along an axis leaves its block whatever integers a call passes."""
         if dim.axis is not None:
             low, high = self.kernel.bounds.interval(local_index)
             self._check_bounded(dim, local_index)
@@ -309,12 +310,12 @@ class IndexCheck:
         atom = atoms[0]
         if len(atoms) == 1 and isinstance(atom, LaneIndex | LoopIndex):
             count = self.kernel.substitute(atom.length if isinstance(atom, LaneIndex) else atom.count)
-            if count.constant is not None or not self.kernel.is_call:
+            if count.constant is not None or not self.kernel.has_call_args:
                 return count.constant
-        if not self.kernel.is_call and not tags_of(Polynomial(((atoms, 1),))):
+        if not self.kernel.has_call_args and not tags_of(Polynomial(((atoms, 1),))):
             return None
         tags = sorted(tags_of(Polynomial(((atoms, 1),))))
-        if CALLER_CHOICE in tags and not self.kernel.is_call:
+        if CALLER_CHOICE in tags and not self.kernel.has_call_args:
             return None
         raise self.access.outside_error(dim, f"what {tags[0] if tags else Polynomial(((atoms, 1),))} says")
 

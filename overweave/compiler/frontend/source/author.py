@@ -36,7 +36,7 @@ MAX_BYTES = 1 << 17
 MAX_DEPTH = 100
 
 
-class Marked(Struct, Generic[Kind], frozen=True):
+class PlacedDirective(Struct, Generic[Kind], frozen=True):
     """A directive, the statement below it, and its path: the index in each block around it, outermost first.
 
     helper: the function that holds the directive, called by the kernel's statement at that path; empty for the kernel.
@@ -59,7 +59,7 @@ class KernelSource(Struct, frozen=True):
     file: File
     module: cst.Module
     function: cst.FunctionDef
-    marks: tuple[Marked[Directive], ...]
+    marks: tuple[PlacedDirective[Directive], ...]
     line: int
     language: Language
 
@@ -81,7 +81,7 @@ class KernelSource(Struct, frozen=True):
         return frozenset(one.name.value for one in all_params(self.function) if one.default is not None)
 
     @property
-    def default_numbers(self) -> dict[str, int]:
+    def default_ints(self) -> dict[str, int]:
         """Parameter -> its default, where that is an integer."""
         defaults = ((one.name.value, one.default) for one in all_params(self.function))
         return {name: default.evaluated_value for name, default in defaults if isinstance(default, cst.Integer)}
@@ -111,18 +111,18 @@ class KernelSource(Struct, frozen=True):
         return frozenset()
 
     @property
-    def file_numbers(self) -> dict[str, int]:
+    def file_ints(self) -> dict[str, int]:
         """Integer constants of the file, name -> value, that no parameter shadows."""
-        return {name: value for name, value in self.file.numbers.items() if name not in self.parameters}
+        return {name: value for name, value in self.file.int_constants.items() if name not in self.parameters}
 
     @property
     def constants(self) -> frozenset[str]:
         """The parameters that are `tl.constexpr`."""
         return frozenset(one.name.value for one in all_params(self.function) if is_constant(one))
 
-    def marks_of(self, kind: type[Kind]) -> list[Marked[Kind]]:
+    def directives_of(self, kind: type[Kind]) -> list[PlacedDirective[Kind]]:
         """Return the directives of one kind."""
-        return [cast("Marked[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
+        return [cast("PlacedDirective[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
 
     def loc(self) -> SourceLine:
         """Return the location of the `def`, for an error about the whole kernel."""
@@ -206,21 +206,21 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
     if line is not None and not first <= line <= lines[function].end.line:
         found = f"the one that is meant began in line {line}, and this one in line {first}"
         raise InputError(asked, found, "Define the kernel once, and import it again if its file has changed")
-    walker = _Reader(path.name, lines)
+    walker = _DirectiveCollector(path.name, lines)
     marks = (*walker.block(body, ()), *walker.helper_marks(function, wrapper.module))
     walker.refuse_strays(function)
     language = language_of(wrapper.module)
     source = KernelSource(
         path, text, File(path, tree, language), wrapper.module, function, marks, lines[function].start.line, language
     )
-    return replace(source, marks=tuple(_with_file_constants(mark, source.file_numbers) for mark in marks))
+    return replace(source, marks=tuple(_with_file_constants(mark, source.file_ints) for mark in marks))
 
 
-def _with_file_constants(mark: Marked[Directive], numbers: Mapping[str, int]) -> Marked[Directive]:
+def _with_file_constants(mark: PlacedDirective[Directive], constants: Mapping[str, int]) -> PlacedDirective[Directive]:
     """Replace the names of constants of the file in a directive by their values."""
 
     def fold(expression: Polynomial) -> Polynomial:
-        return expression.substitute(lambda atom: const_poly(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
+        return expression.substitute(lambda atom: const_poly(constants[atom]) if atom in constants else None)  # type: ignore[index]
 
     directive = mark.directive
     if isinstance(directive, AxisDirective):
@@ -230,20 +230,20 @@ def _with_file_constants(mark: Marked[Directive], numbers: Mapping[str, int]) ->
     return mark
 
 
-class _Reader:
+class _DirectiveCollector:
     """Collects the directives of a function. parsed_comments: those that became directives."""
 
     def __init__(self, file: str, lines: object) -> None:
         self.file, self.lines = file, lines
         self.parsed_comments: list[cst.Comment] = []
 
-    def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[Marked[Directive]]:
+    def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[PlacedDirective[Directive]]:
         """Yield the directives of a block and of the blocks inside it. Raises DirectiveError for a misplaced one."""
         for index, statement in enumerate(block.body):
             statement_path = (*path, index)
             for line in statement.leading_lines if hasattr(statement, "leading_lines") else ():
                 if line.comment and is_directive(line.comment.value):
-                    yield Marked(self.parse(line.comment), statement, statement_path)
+                    yield PlacedDirective(self.parse(line.comment), statement, statement_path)
             self.refuse(
                 _trailing(statement), "it follows a statement on its line", "Give it a line of its own, above it"
             )
@@ -252,7 +252,7 @@ class _Reader:
         footer = [line.comment for line in block.footer if line.comment]
         self.refuse(footer, "no statement follows it in its block", "Put it above the statement that it speaks of")
 
-    def helper_marks(self, function: cst.FunctionDef, module: cst.Module) -> Iterator[Marked[Directive]]:
+    def helper_marks(self, function: cst.FunctionDef, module: cst.Module) -> Iterator[PlacedDirective[Directive]]:
         """Yield the directives of functions that a kernel calls, with the path of the statement that calls them."""
         helpers = {
             one.name.value: one for one in module.body if isinstance(one, cst.FunctionDef) and one is not function
@@ -261,9 +261,9 @@ class _Reader:
         assert isinstance(function.body, cst.IndentedBlock)
         for path, statement in _leaf_statements(function.body, ()):
             for name in sorted(_transitive_callees(statement, helpers)):
-                yield from (Marked(one.directive, one.statement, path, name) for one in marks_of_helper[name])
+                yield from (PlacedDirective(one.directive, one.statement, path, name) for one in marks_of_helper[name])
 
-    def _marks_of_helper(self, helper: cst.FunctionDef) -> Iterator[Marked[Directive]]:
+    def _marks_of_helper(self, helper: cst.FunctionDef) -> Iterator[PlacedDirective[Directive]]:
         return self.block(helper.body, ()) if isinstance(helper.body, cst.IndentedBlock) else iter(())
 
     def parse(self, comment: cst.Comment) -> Directive:

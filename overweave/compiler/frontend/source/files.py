@@ -64,10 +64,10 @@ class File:
         return file._constants.get(name_there) if is_found and file is not None else None
 
     @cached_property
-    def numbers(self) -> dict[str, int]:
+    def int_constants(self) -> dict[str, int]:
         """The file's integer constants: name -> value."""
         names = [*self._constants, *(name for name, binding in self._imported.items() if binding[1])]
-        values = ((name, number_of(self.constant(name), self)) for name in names)
+        values = ((name, int_value(self.constant(name), self)) for name in names)
         return {name: value for name, value in values if value is not None}
 
     @cached_property
@@ -131,9 +131,9 @@ class File:
         return None
 
 
-def number_of(node: ast.expr | None, file: File, links: int = MAX_ALIASES) -> int | None:
+def int_value(node: ast.expr | None, file: File, links: int = MAX_ALIASES) -> int | None:
     """Evaluate an integer expression of literals, constants of the file and `tl.constexpr(16)`; None for any other."""
-    evaluate: Callable[[ast.expr], int | None] = lambda inner: number_of(inner, file, links - 1)  # noqa: E731
+    evaluate: Callable[[ast.expr], int | None] = lambda inner: int_value(inner, file, links - 1)  # noqa: E731
     if links < 0 or node is None:
         return None
     if isinstance(node, ast.Constant):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import libcst as cst
 from msgspec import Struct
 
-from overweave.compiler.frontend.source.author import KernelSource, Marked, Statement
+from overweave.compiler.frontend.source.author import KernelSource, PlacedDirective, Statement
 from overweave.compiler.frontend.source.language import Language, assigned_names, callee_name, calls_in
 from overweave.compiler.frontend.symbols.directives import (
     BLOCKS,
@@ -86,42 +86,42 @@ class AnnotatedKernel(Struct, frozen=True, kw_only=True):
     def grid(self) -> tuple[AxisDirective, ...]:
         return tuple(axis for axis in self.axes if not axis.is_streamed)
 
-    def space(self, numbers: Mapping[str, int]) -> TileSpace:
-        """Return the tiles of a call. numbers: the kernel's integer arguments by name; a missing one has its default.
+    def space(self, int_args: Mapping[str, int]) -> TileSpace:
+        """Return the tiles of a call. int_args: the kernel's integer arguments by name; a missing one has its default.
 
         Raises DirectiveError for an argument that is missing and for a dimension that is not affine in one axis.
         """
-        numbers = {**self.source.default_numbers, **numbers}
+        int_args = {**self.source.default_ints, **int_args}
         axes = tuple(
-            Axis(a.name, _value(a.loc, a.extent, numbers), _value(a.loc, a.block, numbers, 1), a.is_streamed)
+            Axis(a.name, _value(a.loc, a.extent, int_args), _value(a.loc, a.block, int_args, 1), a.is_streamed)
             for a in self.axes
         )
         return TileSpace(
             kernel=self.source.name,
             axes=axes,
-            loads=_operands(self.loads, axes, numbers),
-            stores=_operands(self.stores, axes, numbers),
+            loads=_operands(self.loads, axes, int_args),
+            stores=_operands(self.stores, axes, int_args),
         )
 
 
 def _operands(
-    accesses: tuple[AnnotatedAccess, ...], axes: tuple[Axis, ...], numbers: Mapping[str, int]
+    accesses: tuple[AnnotatedAccess, ...], axes: tuple[Axis, ...], int_args: Mapping[str, int]
 ) -> tuple[Operand, ...]:
     """Return one operand for each tensor; a tensor has the same dimensions in all of its accesses."""
     by_tensor: dict[str, Operand] = {}
     for access in accesses:
         directive = access.directive
-        dims = tuple(_dim(directive.loc, dim, axes, numbers) for dim in directive.dims)
+        dims = tuple(_dim(directive.loc, dim, axes, int_args) for dim in directive.dims)
         by_tensor.setdefault(directive.tensor, Operand(directive.tensor, directive.parameter, dims))
     return tuple(by_tensor.values())
 
 
-def _dim(loc: SourceLine, expression: Polynomial, axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> Dim:
+def _dim(loc: SourceLine, expression: Polynomial, axes: tuple[Axis, ...], int_args: Mapping[str, int]) -> Dim:
     """Return a dimension of a call: an extent, or an affine function of one axis."""
     by_name = {axis.name: axis for axis in axes}
     name, scale, shift = _affine(loc, expression, by_name)
     if name is None:
-        return Dim(_value(loc, expression, numbers))
+        return Dim(_value(loc, expression, int_args))
     counts = is_of_blocks(expression)
     return Dim(by_name[name].count if counts else by_name[name].extent, name, scale, shift, counts)
 
@@ -134,13 +134,13 @@ def _affine(loc: SourceLine, expression: Polynomial, axes: Mapping[str, object])
         raise loc.error(str(error), "Write an axis, `2 * M + 1` blocks along one, or an extent without axes") from None
 
 
-def _value(loc: SourceLine, expression: Polynomial, numbers: Mapping[str, int], least: int = 0) -> int:
+def _value(loc: SourceLine, expression: Polynomial, int_args: Mapping[str, int], least: int = 0) -> int:
     """Evaluate an expression. Raises DirectiveError for a missing argument or a value below `least`."""
-    missing = sorted(expression.names - numbers.keys())
+    missing = sorted(expression.names - int_args.keys())
     if missing:
         raise loc.error(f"{missing[0]} is no whole number in this call", "Pass an int for it")
     try:
-        value = expression.value(numbers)
+        value = expression.value(int_args)
     except ZeroDivisionError:
         raise loc.error(f"{expression} divides by zero", "Pass another number") from None
     if not least <= value < 2**31:
@@ -154,8 +154,8 @@ def read_kernel(source: KernelSource) -> AnnotatedKernel:
     tile_loop, tile_variable, tile_start = _tile_position(source)
     path = () if tile_loop is None else (tile_loop,)
     (dispatch, *repeated), block_variables = _dispatch(source, path, axes, tile_variable)
-    lines = [mark.directive.loc.line for mark in source.marks_of(DispatchDirective)]
-    marks = source.marks_of(AccessDirective)
+    lines = [mark.directive.loc.line for mark in source.directives_of(DispatchDirective)]
+    marks = source.directives_of(AccessDirective)
     for stray in (mark for mark in source.marks if mark.helper and not isinstance(mark.directive, AccessDirective)):
         raise stray.directive.loc.error(f"it stands in {stray.helper}", "Put it into the kernel itself")
     accesses = [AnnotatedAccess(mark.directive, mark.statement, _index(mark, path), mark.helper) for mark in marks]
@@ -177,7 +177,7 @@ def read_kernel(source: KernelSource) -> AnnotatedKernel:
 
 def _axes(source: KernelSource) -> tuple[AxisDirective, ...]:
     """Return the axes. Raises DirectiveError for a duplicate name, or if all axes are streamed."""
-    axes = [mark.directive for mark in source.marks_of(AxisDirective)]
+    axes = [mark.directive for mark in source.directives_of(AxisDirective)]
     names: set[str] = set()
     for axis in axes:
         if axis.name in names:
@@ -206,8 +206,8 @@ def check_names(
 
 def _tile_position(source: KernelSource) -> tuple[int | None, str | None, int]:
     """Return (tile_loop, tile_variable, tile_start) of AnnotatedKernel."""
-    marks = source.marks_of(TileIdDirective)
-    begins = [mark for mark in source.marks_of(DispatchDirective) if mark.directive.begins]
+    marks = source.directives_of(TileIdDirective)
+    begins = [mark for mark in source.directives_of(DispatchDirective) if mark.directive.begins]
     if not marks and len(begins) == 1 and len(begins[0].path) == 1:
         return None, None, begins[0].path[0]
     if len(marks) != 1:
@@ -256,8 +256,8 @@ def _dispatch(
     source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirective, ...], tile_variable: str | None
 ) -> tuple[list[tuple[int, int] | None], dict[str, str]]:
     """Return (dispatch regions `[lo, hi)`, block variables by axis); the regions must set the same variables."""
-    marks = source.marks_of(DispatchDirective)
-    maps = source.marks_of(PidMapDirective)
+    marks = source.directives_of(DispatchDirective)
+    maps = source.directives_of(PidMapDirective)
     grid = [axis.name for axis in axes if not axis.is_streamed]
     if not marks and not maps and len(grid) == 1 and tile_variable is not None:
         return [None], {grid[0]: tile_variable}
@@ -283,8 +283,8 @@ def _dispatch(
 def _dispatch_region(
     source: KernelSource,
     path: tuple[int, ...],
-    marks: tuple[Marked[DispatchDirective], Marked[DispatchDirective]],
-    pid_map: Marked[PidMapDirective],
+    marks: tuple[PlacedDirective[DispatchDirective], PlacedDirective[DispatchDirective]],
+    pid_map: PlacedDirective[PidMapDirective],
 ) -> tuple[int, int]:
     """Return the statements `[lo, hi)` of a dispatch region. Raises DirectiveError if its directives do not fit."""
     for mark in marks:
@@ -307,7 +307,7 @@ def _streams(source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirect
     """Return the loops that walk streamed axes, one for each. Raises DirectiveError."""
     streamed = {axis.name: axis for axis in axes if axis.is_streamed}
     streams: list[StreamedLoop] = []
-    for mark in source.marks_of(StreamDirective):
+    for mark in source.directives_of(StreamDirective):
         directive = mark.directive
         if directive.axis not in streamed:
             known = ", ".join(streamed) or "none"
@@ -324,7 +324,7 @@ def _streams(source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirect
     return tuple(streams)
 
 
-def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
+def _index(mark: PlacedDirective[AccessDirective], path: tuple[int, ...]) -> int:
     """Return the index, in the body of a tile, of the statement that holds a directive. path: of that body."""
     if mark.path[: len(path)] != path or len(mark.path) <= len(path):
         raise mark.directive.loc.error("it is outside of the loop over tiles", "Put it where each tile loads or stores")

@@ -1,1 +1,1 @@
-"""What is known of the numbers of a kernel: polynomials of its arguments, their values, and what directives name."""
+"""Symbolic integers of a kernel: polynomials of its arguments, conditions, and the expressions of directives."""

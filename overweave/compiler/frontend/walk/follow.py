@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from overweave.compiler.frontend.source.files import number_of
+from overweave.compiler.frontend.source.files import int_value
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.symbols.directives import TileIdDirective
 from overweave.compiler.frontend.symbols.polynomials import (
@@ -59,7 +59,7 @@ from overweave.compiler.frontend.walk.evaluate import (
     dotted,
 )
 from overweave.compiler.frontend.walk.loops import TILES, Loop, after_iterations, loop_marker, step_per_iteration
-from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
+from overweave.compiler.frontend.walk.tl_functions import substitute_ints
 
 
 def defaults(helper: ast.FunctionDef) -> dict[str, ast.expr]:
@@ -120,12 +120,12 @@ class _Walk:
     """
 
     def __init__(self, kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None) -> None:
-        self.kernel, self.is_call = kernel, arguments is not None
+        self.kernel, self.has_call_args = kernel, arguments is not None
         self.file = kernel.source.file
         functions = list(self.file.functions.values())
         self.function = self.file.functions[kernel.source.name]
         integers = {name: value for name, value in (arguments or {}).items() if isinstance(value, int)}
-        self.numbers = {name: int(value) for name, value in integers.items()}
+        self.int_args = {name: int(value) for name, value in integers.items()}
         self.expressions = Expressions(self)
         for name in kernel.source.parameters:
             self.expressions.variables[name] = self._argument(name, arguments or {})
@@ -145,7 +145,9 @@ class _Walk:
             statements, [one.directive for one in (*kernel.loads, *kernel.stores)]
         )
         self.streams = directives_by_line(statements, [one.directive for one in kernel.streams])
-        tile_ids = [mark.directive for mark in kernel.source.marks_of(TileIdDirective) if kernel.tile_loop is not None]
+        tile_ids = [
+            marker.directive for marker in kernel.source.directives_of(TileIdDirective) if kernel.tile_loop is not None
+        ]
         self.tile_loop_line = next(iter(directives_by_line(statements, tile_ids)), -1)
         self.directives: Sequence[Any] = ()
 
@@ -154,7 +156,7 @@ class _Walk:
         symbolic even if a call passes them."""
         kernel, value = self.kernel, arguments.get(name)
         default = kernel.source.default_of(name)
-        if name not in arguments and self.is_call and default is not None:
+        if name not in arguments and self.has_call_args and default is not None:
             return self.expressions.value(default)
         if name not in arguments or (type(value) is int and name in kernel.symbols):
             return Number(atom_poly(name))
@@ -220,8 +222,8 @@ class _Walk:
         value = self.expressions.value(node.value)
         for target in node.targets:
             self._set(target, value)
-        is_number = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-        if self.kernel.tile_loop is None and not self.kernel.dispatch_lines and is_number and not self.call_depth:
+        is_single_name = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+        if self.kernel.tile_loop is None and not self.kernel.dispatch_lines and is_single_name and not self.call_depth:
             if node.targets[0].id == self.kernel.tile_variable and PROGRAM_ID in value_tags(value):  # type: ignore[attr-defined]
                 self._set_block_variables()
 
@@ -276,12 +278,12 @@ class _Walk:
 
     def truth(self, test: ast.expr, condition: Condition) -> bool | None:
         """Return whether a condition holds, given the integers of the call; None if that differs or is unknown."""
-        if condition.truth is not None or not self.is_call or self.is_deciding:
+        if condition.truth is not None or not self.has_call_args or self.is_deciding:
             return condition.truth
         variables, directives = self.expressions.variables, self.directives
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-        numbers = {name: with_numbers(variables[name], self.numbers) for name in names & variables.keys()}
-        self.expressions.variables, self.directives = {**variables, **numbers}, ()
+        int_args = {name: with_ints(variables[name], self.int_args) for name in names & variables.keys()}
+        self.expressions.variables, self.directives = {**variables, **int_args}, ()
         self.probe_depth, self.is_deciding = self.probe_depth + 1, True
         truth = as_condition(self.expressions.value(test)).truth
         self.probe_depth, self.is_deciding = self.probe_depth - 1, False
@@ -332,8 +334,8 @@ class _Walk:
         self._walk_counted(node, self._range_loop(node))
 
     def _walk_counted(self, node: ast.For | ast.While, loop: Loop) -> None:
-        """Walk a loop, unless the numbers of the call leave it no iteration."""
-        count = substitute_numbers(loop.count, self.numbers).constant if self.is_call else None
+        """Walk a loop, unless the call leaves it no iteration."""
+        count = substitute_ints(loop.count, self.int_args).constant if self.has_call_args else None
         if count is None or count > 0:
             self._walk_loop(node, loop, self._values_before(node))
 
@@ -432,7 +434,7 @@ class _Walk:
             returned = self.call_helper(ast.Call(ast.parse(name, mode="eval").body, [], []), ([], {}))
             return opaque(name, returned or Constant(None))
         node = self.file.constant(name)
-        integer = None if node is None else number_of(node, self.file)
+        integer = None if node is None else int_value(node, self.file)
         if node is None or integer is not None:
             return unknown(name) if integer is None else Number(const_poly(integer))
         value = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
@@ -532,14 +534,14 @@ def _merged_return(values: Sequence[tuple[SymbolicValue, Condition]]) -> Symboli
     return merged
 
 
-def with_numbers(value: SymbolicValue, numbers: Mapping[str, int]) -> SymbolicValue:
+def with_ints(value: SymbolicValue, int_args: Mapping[str, int]) -> SymbolicValue:
     """Replace names by the integers of a call."""
     if isinstance(value, Number):
-        return Number(substitute_numbers(value.poly, numbers), value.rank)
+        return Number(substitute_ints(value.poly, int_args), value.rank)
     if isinstance(value, Condition):
-        return replace(value, parts=tuple(substitute_numbers(part, numbers) for part in value.parts))
+        return replace(value, parts=tuple(substitute_ints(part, int_args) for part in value.parts))
     return (
-        TupleValue(tuple(with_numbers(each, numbers) for each in value.values))
+        TupleValue(tuple(with_ints(each, int_args) for each in value.values))
         if isinstance(value, TupleValue)
         else value
     )

@@ -66,17 +66,17 @@ def loop_marker(name: str, value: SymbolicValue) -> SymbolicValue:
     return Number(opaque(name, tags=frozenset({LOOP_CARRIED})).poly, rank)
 
 
-def step_per_iteration(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
+def step_per_iteration(marker: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
     """Return by how much an iteration increases a variable (a tuple): () if not at all; its tags if not by a constant.
 
-    mark, after: its value before and after the iteration.
+    marker, after: its value before and after the iteration.
     """
-    if mark == after:
+    if marker == after:
         return ()
-    if isinstance(mark, Number) and isinstance(after, Number) and mark.rank == after.rank:
-        pairs = [(mark.poly, after.poly)]
-    elif isinstance(mark, Descriptor) and isinstance(after, Descriptor):
-        pairs = list(zip(mark.offsets, after.offsets, strict=False))
+    if isinstance(marker, Number) and isinstance(after, Number) and marker.rank == after.rank:
+        pairs = [(marker.poly, after.poly)]
+    elif isinstance(marker, Descriptor) and isinstance(after, Descriptor):
+        pairs = list(zip(marker.offsets, after.offsets, strict=False))
     else:
         return value_tags(after)
     steps = tuple(new - old for old, new in pairs)

@@ -59,14 +59,14 @@ CONSTANT_FOLDS: dict[str, Callable[..., int]] = {  # operation -> its value on c
 }
 
 
-def substitute_numbers(poly: Polynomial, numbers: Mapping[str, int]) -> Polynomial:
+def substitute_ints(poly: Polynomial, int_args: Mapping[str, int]) -> Polynomial:
     """Replace names by integers, and fold operations whose inputs are then all constant."""
 
     def replacement(atom: Atom) -> Polynomial | None:
         if isinstance(atom, str):
-            return const_poly(numbers[atom]) if atom in numbers else None
+            return const_poly(int_args[atom]) if atom in int_args else None
         if isinstance(atom, OpaqueResult) and atom.operation in CONSTANT_FOLDS and atom.inputs:
-            inputs = [substitute_numbers(value, numbers).constant for value in atom.inputs]
+            inputs = [substitute_ints(value, int_args).constant for value in atom.inputs]
             constants = [value for value in inputs if value is not None]
             return const_poly(CONSTANT_FOLDS[atom.operation](*constants)) if len(constants) == len(inputs) else None
         return None

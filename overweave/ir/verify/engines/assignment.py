@@ -13,13 +13,26 @@ from overweave.ir.plan import (
     TILE_KERNEL,
     Plan,
 )
-from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Queue, Reduce, ReducePut
+from overweave.ir.schedule import (
+    Apply,
+    Clear,
+    Collective,
+    Compute,
+    Copy,
+    Get,
+    Operation,
+    Put,
+    Queue,
+    Reduce,
+    ReducePut,
+    Retire,
+)
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.verdict import Findings
 
 RUNS: dict[str, tuple[type[Operation], ...]] = {
-    COPY_ENGINE: (Put, Get, Copy),
-    LIBRARY: (Compute, Copy, Clear, Reduce, Collective),
+    COPY_ENGINE: (Put, Get, Copy, Retire),
+    LIBRARY: (Compute, Copy, Retire, Clear, Reduce, Collective),
     TILE_KERNEL: (Compute,),
     REDUCE_KERNEL: (Reduce,),
     COPY_KERNEL: (Put, ReducePut, Copy),

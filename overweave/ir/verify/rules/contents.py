@@ -5,11 +5,11 @@ their writers.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from overweave.ir.schedule import Region
 from overweave.ir.verify.rules.happens_before import NONE
-from overweave.ir.verify.rules.values import RegionValue, ValuePiece, merge_pieces
+from overweave.ir.verify.rules.values import RETIRED, RegionValue, ValuePiece, merge_pieces
 from overweave.ir.verify.rules.verdict import WorkBudget
 
 # Limit of visited bands and fragments: a constant, and some for each region that is read or written.
@@ -109,6 +109,16 @@ class Contents:
         for piece in value:
             rows, cols = (r0 + piece.lo_i, r0 + piece.hi_i), (c0 + piece.lo_j, c0 + piece.hi_j)
             self.insert(Fragment(rows, cols, piece, writer))
+
+    def free(self, region: Region, is_over: Callable[[int], bool]) -> Fragment | None:
+        """Remove what was retired in a region. Return a fragment that stands in the way, and then remove nothing: one
+        that lives, or whose Retire need not be over. is_over: whether an operation surely is."""
+        for fragment in self.overlapping(region):
+            if fragment.piece.tensor != RETIRED or fragment.writer is None or not is_over(fragment.writer):
+                return fragment
+        for fragment in self.carve(region):
+            self.remove(fragment)
+        return None
 
     def carve(self, region: Region) -> list[Fragment]:
         """Return the fragments inside the region, after cutting those that reach across its border."""

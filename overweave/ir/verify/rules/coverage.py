@@ -3,7 +3,7 @@
 One pass in launch order. Each element is written once, so a region's value is known once it is covered. A read is sound
 if every writer of the region is in the reader's past: one test for coverage, order and races. In buffers that are
 accumulated into, a fragment remembers its last writer and the readers since, and each next writer must have all of them
-in its past.
+in its past. So must a Retire, after which there is nothing to read; whoever writes there next has it in its past.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from overweave.ir.schedule import (
     Reduce,
     ReducePut,
     Region,
+    Retire,
     Schedule,
     overlap,
 )
@@ -38,6 +39,7 @@ from overweave.ir.verify.rules.counted import Cells
 from overweave.ir.verify.rules.form import terms_shown
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import NONE, Bits, Past, lacks, union, without
+from overweave.ir.verify.rules.rewritten import is_in_place, rewritten_buffers
 from overweave.ir.verify.rules.values import (
     UNKNOWN,
     ZERO,
@@ -48,9 +50,11 @@ from overweave.ir.verify.rules.values import (
     add,
     apply_epilogue,
     clip,
+    is_retired,
     is_unknown,
     multiply,
     ordered_sum,
+    retired,
     scale_mismatch,
     sort_terms,
     stack,
@@ -89,7 +93,7 @@ class Follower:
         regions = sum(len(operation.reads) + len(operation.writes) for operation in graph.operations)
         self.steps = WorkBudget(MOST_STEPS + MOST_STEPS_OF_A_REGION * regions, "its regions overlap too often")
         self.known: dict[Region, tuple[Bits, RegionValue]] = {}  # region -> (set of its writers, its value)
-        self.accumulated, self.cells = accumulated_buffers(graph), Cells(graph.schedule)
+        self.accumulated, self.cells = rewritten_buffers(graph.operations), Cells(graph.schedule)
 
     def take_given(self, schedule: Schedule) -> None:
         """Write the values that buffers hold at the start."""
@@ -141,7 +145,7 @@ class Follower:
             contents = self.contents_of(region)
             fragments = contents.carve(region) if accumulates else contents.overlapping(region)
             value = value_of(fragments, region)
-            if value is None:
+            if value is None or is_retired(value):
                 return None
             entry = (self._writers(fragments), value)
             if accumulates:
@@ -161,13 +165,12 @@ class Follower:
         return union(chain(wrote, added))
 
     def write(self, position: int, region: Region, value: RegionValue) -> None:
-        """Write a region for the first time: the only time, or before others add to it."""
+        """Write a region for the first time: the only time, or before others add to it; or again, once retired."""
         if not value:
             return
         contents = self.contents_of(region)
-        others = contents.overlapping(region)
-        if others:
-            report_write(self.graph, position, region, others[0].writer, self.findings)
+        if other := contents.free(region, lambda at: self.past.has(self.past.before[position], at)):
+            report_write(self.graph, position, region, other.writer, self.findings)
             return
         is_given = position == GIVEN
         contents.write(region, value, None if is_given else position)
@@ -183,7 +186,7 @@ class Follower:
         contents = self.contents_of(region)
         fragments = contents.carve(region)
         old = value_of(fragments, region)
-        if old is None:
+        if old is None or is_retired(old):
             report_read(self.graph, self.past, position, region, self.findings)
             return
         touched = union((self._writers(fragments), *(fragment.readers for fragment in fragments)))
@@ -203,7 +206,7 @@ class Follower:
         contents = self.contents_of(region)
         fragments = contents.carve(region)
         old = value_of(fragments, region)
-        if old is None:
+        if old is None or is_retired(old):
             report_read(self.graph, self.past, position, region, self.findings)
             return
         # Other adders need not be in the past, but all that had to precede them must be.
@@ -307,6 +310,11 @@ def _follow_clear(follower: Follower, position: int, clear: Clear) -> None:
         follower.write(position, region, () if region.is_empty else (ValuePiece(0, rows, 0, cols, ZERO, 0, 0, ()),))
 
 
+def _follow_retire(follower: Follower, position: int, retire: Retire) -> None:
+    for region in retire.regions:
+        follower.update(position, region, lambda _, shape=region.shape: retired(shape))  # type: ignore[misc]
+
+
 def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> None:
     """Add each source to its destination: in order, or beside others."""
     for source, destination in zip(move.sources, move.destinations, strict=True):
@@ -407,30 +415,12 @@ FOLLOW: dict[type, Callable[[Follower, int, Any], None]] = {
     Get: _follow_move,
     Copy: _follow_move,
     ReducePut: _follow_reduce_put,
+    Retire: _follow_retire,
     Clear: _follow_clear,
     Compute: _follow_compute,
     Reduce: _follow_reduce,
     Apply: _follow_apply,
 }
-
-
-def accumulated_buffers(graph: Graph) -> set[tuple[str, int]]:
-    """Return the instances of buffers (name, rank) that some operation adds to: elements are written more than once."""
-    added_to: list[Region] = []
-    for operation in graph.operations:
-        if isinstance(operation, ReducePut):
-            added_to += operation.destinations
-        elif isinstance(operation, Compute) and operation.accumulate:
-            added_to += operation.out
-        elif isinstance(operation, Reduce) and operation.out in operation.operands:
-            added_to.append(operation.out)
-        elif isinstance(operation, Collective) and is_in_place(operation):
-            added_to += operation.destinations
-    return {(region.buffer, region.rank) for region in added_to}
-
-
-def is_in_place(part: Collective) -> bool:
-    return part.function == "all_reduce" and part.sources == part.destinations
 
 
 def check_goal(goal: Goal, value: RegionValue, findings: Findings) -> None:
@@ -509,6 +499,8 @@ def report_read(graph: Graph, past: Past, position: int | None, region: Region, 
     concurrent = [at for at in writers if not past.has(before, at)]
     if not concurrent:
         reason = "is held at the start or written only in part" if writers else "no input or operation writes it"
+        if retirer := _retirer(graph, region):
+            reason = f"{retirer.name} has ended its life"
         findings.add("unwritten", reader, f"{reader_name} needs {region}, but {reason}", region)
         return
     writer = graph.operations[concurrent[0]]
@@ -538,6 +530,10 @@ def report_write(graph: Graph, position: int, region: Region, other: int | None,
         findings.add("double_write", operation, "the buffer holds a value there at the start", region)
         return
     writer = graph.operations[other]
+    if isinstance(writer, Retire) and operation is not None:
+        message = f"writes where {writer.name} ends a life, and no path leads from one to the other"
+        findings.add("race", operation, f"{message}: {_missing_path(writer, operation)}", region)
+        return
     message = f"{writer.name} on rank {writer.rank} writes there in the same call"
     findings.add("double_write", operation, message, region)
 
@@ -552,7 +548,8 @@ def report_update(graph: Graph, past: Past, position: int, region: Region, touch
         findings.add("race", operation, "its own tiles read what others of its tiles add to", region)
         return
     toucher = graph.operations[other]
-    message = f"adds to what {toucher.name} on rank {toucher.rank} reads or writes"
+    verb = "ends the life of" if isinstance(operation, Retire) else "adds to"
+    message = f"{verb} what {toucher.name} on rank {toucher.rank} reads or writes"
     message += ", and no path leads from one to the other"
     findings.add("race", operation, f"{message}: {_missing_path(toucher, operation)}", region)
 
@@ -564,6 +561,12 @@ def _writers(graph: Graph, region: Region) -> list[int]:
         for position, operation in enumerate(graph.operations)
         if any(overlap(region, written) for written in operation.writes)
     ]
+
+
+def _retirer(graph: Graph, region: Region) -> Retire | None:
+    """Return the last operation that retires a part of the region."""
+    retiring = (each for each in reversed(graph.operations) if isinstance(each, Retire))
+    return next((each for each in retiring if any(overlap(region, one) for one in each.regions)), None)
 
 
 def _missing_path(first: Operation, second: Operation | None) -> str:

@@ -30,6 +30,7 @@ from overweave.ir.schedule import (
     Reduce,
     ReducePut,
     Region,
+    Retire,
     Schedule,
 )
 from overweave.ir.verify.rules.blocks import check_blocks, check_sides
@@ -136,7 +137,7 @@ class _Form:
             self.findings.add("name", operation, f"queue {operation.queue} does not exist")
         self._check_signals(operation)
         reads, writes = operation.reads, operation.writes
-        self.regions += len(reads) + len(writes)
+        self.regions += len(reads) + len(writes) + len(getattr(operation, "regions", ()))
         if self.regions > MOST_REGIONS:
             self.findings.add("too_large", operation, f"more than {MOST_REGIONS} regions are touched")
             return
@@ -231,6 +232,20 @@ def _check_clear(form: _Form, operation: Clear) -> None:
     form.all_on(operation, operation.destinations, "what it clears")
     if operation.sources:
         form.findings.add("form", operation, "what it clears has no source")
+
+
+def _check_retire(form: _Form, operation: Retire) -> None:
+    """Check that it moves nothing, and that what it ends lies in the rank's own workspace."""
+    form.all_on(operation, operation.regions, "what it retires")
+    if operation.sources or operation.destinations or operation.delay_us:
+        form.findings.add("form", operation, "it ends the life of regions, and does nothing else")
+    for region in operation.regions:
+        if not form.check_region(operation, region):
+            continue
+        if form.buffers[region.buffer].home not in (SYMMETRIC, LOCAL):
+            form.findings.add("ownership", operation, "only workspace is written again in a call", region)
+        elif form.buffers[region.buffer].counted:
+            form.findings.add("form", operation, "rows of a counted buffer live as long as the call", region)
 
 
 def _check_get(form: _Form, operation: Get) -> None:
@@ -359,6 +374,7 @@ CHECKS: dict[type[Operation], Callable[[_Form, Any], None]] = {
     Put: _check_push,
     Get: _check_get,
     Copy: _check_copy,
+    Retire: _check_retire,
     ReducePut: _check_push,
     Clear: _check_clear,
     Compute: _check_compute,

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from overweave.ir.schedule import Collective
+from overweave.ir.verify.rules.collectives import share_of
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.verdict import WorkBudget
 
@@ -135,20 +136,20 @@ def past_of(graph: Graph, order: list[int]) -> Past:
     past = Past(size, [0] * len(operations), [NONE] * len(operations), [NONE] * size, {})
     before, ends = past.before, past.ends
     signals: dict[int, Bits] = {}
-    joint: dict[str, Bits] = {}
+    joint: dict[int, Bits] = {}  # position of a part -> what has completed before all that send to it start
     budget = WorkBudget(MOST_BYTES, "what happens before what has too little in common")
     for index, position in enumerate(order, size):
         operation = operations[position]
         rank = operation.rank
         past.index[position] = index
         if type(operation) is Collective:
-            if operation.label not in joint:
+            if position not in joint:
                 members = graph.members[operation.label]
                 starts = [union(_completed_before_start(graph, member, queues, signals), budget) for member in members]
-                joint[operation.label] = union(starts, budget)
+                joint |= _joined(graph, members, starts, budget)
                 for member, start in zip(members, starts, strict=True):
                     before[member] = start
-            start = joint[operation.label]
+            start = joint[position]
         else:
             start = before[position] = union(_completed_before_start(graph, position, queues, signals), budget)
             if position in graph.late:
@@ -161,6 +162,23 @@ def past_of(graph: Graph, order: list[int]) -> Past:
         for key in graph.notified[position]:
             signals[key] = union((signals[key], completed), budget) if key in signals else completed
     return past
+
+
+def _joined(graph: Graph, members: list[int], starts: list[Bits], budget: WorkBudget) -> dict[int, Bits]:
+    """Return what has completed when each part of a collective ends: what precedes all of them, or, of an all-to-all,
+    those that send it anything, and itself."""
+    everything, count = union(starts, budget), len(members)
+    joined = dict.fromkeys(members, everything)
+    for at, member in enumerate(members):
+        part = graph.operations[member]
+        assert isinstance(part, Collective)
+        if part.function == "all_to_all" and len(part.destinations) == count:  # folded shares are all alike
+            shares = [share_of(part.destinations, True, count, sender) for sender in range(count)]
+            sends = [sender == at or any(not one.is_empty for one in share) for sender, share in enumerate(shares)]
+            if not all(sends):
+                of_senders = [start for start, is_one in zip(starts, sends, strict=True) if is_one]
+                joined[member] = union(of_senders, budget)
+    return joined
 
 
 def _completed_before_start(

@@ -20,6 +20,7 @@ Terms = tuple[Range, ...]
 
 UNKNOWN = "?"  # not a valid name of a tensor: the value after a refusal
 ZERO = "0"  # the product over an empty range
+RETIRED = "-"  # the value of what a Retire has ended, until somebody writes there again
 MOST_PAIRS = 1 << 18
 
 
@@ -47,6 +48,15 @@ def unknown(shape: tuple[int, int]) -> RegionValue:
 
 def is_unknown(value: RegionValue) -> bool:
     return UNKNOWN in [piece.tensor for piece in value]
+
+
+def retired(shape: tuple[int, int]) -> RegionValue:
+    return tuple(piece._replace(tensor=RETIRED) for piece in unknown(shape))
+
+
+def is_retired(value: RegionValue) -> bool:
+    """Whether the life of any part of it is over."""
+    return RETIRED in [piece.tensor for piece in value]
 
 
 def merge_pieces(pieces: list[ValuePiece], shape: tuple[int, int]) -> RegionValue:

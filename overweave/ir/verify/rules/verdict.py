@@ -26,6 +26,7 @@ VerifyRule = Literal[
     "contribution_order",  # a goal's contributions are added in another order
     "reuse",  # the next call on the slot may overtake this one
     "caller_memory",  # a peer touches a caller's tensor outside of that caller's call
+    "island",  # a rank reaches for memory or signals of another island, or calls of unlike ranks have no order
     "engine",  # an operation on an engine that cannot run it
     "lowering",  # a tile table that does not match the schedule
     "alignment",  # a row stride that bulk-tensor loads cannot take

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import MOST_NORM_COLS, Norm
-from overweave.ir.plan import REDUCE_KERNEL, Plan
+from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Collective, Compute, Copy, Operation, Reduce, Region
 from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
@@ -35,7 +35,7 @@ def test_what_can_be_built_is_proven(name: str):
 
 
 def check_built(name: str, problem: Problem) -> None:
-    if method_of(name).norms == REDUCE_KERNEL and problem.world_size == 1:
+    if method_of(name).is_fused and problem.world_size == 1:
         with pytest.raises(InputError, match="group of one"):
             build(name, problem, {})
         return
