@@ -100,7 +100,9 @@ def _explain_experts(
         raise InputError(f"{asked} --machine {machine[:60]} --device cpu", "a CPU", "Leave one of the two out")
     load_for(operator)
     with limited(*existing_files(machine)):
-        target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
+        target = (
+            target_named(machine, world) if machine is not None else target_for(device_of("explain", device), world)
+        )
         choice = explained_choice(operator, shape, options_of(options), (world, target))
     _print_choice(choice)
 
