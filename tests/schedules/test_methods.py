@@ -39,8 +39,12 @@ OTHER_WORDS = {
     "overweave.ir.verify.engines.packed": EXCHANGES,
     "overweave.memory.layout": {"two_shot"},
     "overweave": {"islands"},  # of ranks, in the table of public names
-    "overweave.attention.plans": {"sequential", "ring"},  # how keys and values travel
-    "overweave.cli.predicted_layers": {"sequential"},  # of layers of experts
+    # How keys and values travel.
+    "overweave.attention.plans": {"sequential", "double_ring", "per_shard"},
+    "overweave.attention.predicted": {"sequential", "per_shard"},
+    "overweave.attention.schedules": {"sequential", "double_ring", "per_shard"},
+    "overweave.schedules.records.attention": {"sequential", "ring", "double_ring", "per_shard"},
+    "overweave.tuner.measure.ways": {"sequential"},  # of layers
     **{f"overweave.moe.{name}": {"push"} for name in ("overlapped", "tensor_parallel")},  # how layers overlap
     "overweave.moe.schedules": {"sequential", "scatter"},
     "overweave.schedules.records.experts": {"sequential", "push"},
