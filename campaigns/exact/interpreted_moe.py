@@ -29,7 +29,7 @@ from overweave.runtime.kernel_calls.experts import (
     fill_call,
     table_rows,
 )
-from overweave.runtime.kernel_calls.routing import Meeting, RoutingSizes, route_call
+from overweave.runtime.kernel_calls.routing import GridBarrier, RoutingSizes, route_call
 from overweave.runtime.library import grouped, routing, slots
 from overweave.runtime.library.grouped import Grouped, aligned, with_steps
 from overweave.runtime.library.slots import SlotSums
@@ -111,7 +111,7 @@ def outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
 
 def route(ids: torch.Tensor, words: torch.Tensor, sizes: RoutingSizes) -> None:
     """As `runtime/library/routing.route`, of ids that are wrong, too."""
-    call = route_call(ids, words, sizes, Meeting.on(CPU))
+    call = route_call(ids, words, sizes, GridBarrier.on(CPU))
     call.kernel[(call.programs,)](*call.arguments)
 
 
