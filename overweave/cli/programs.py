@@ -59,7 +59,7 @@ class Described(NamedTuple):
         if unknown := [key for key in options if key not in self.options]:
             raise InputError(f"{self.family.subject} for {name}", f"{unknown[0][:60]!r} is unknown", valid)
         try:
-            return self.case(name, {**self.others, **options})
+            return self.case(name, self.others | dict(options))
         except msgspec.MsgspecError as error:
             raise InputError(f"{self.family.subject} for {name}", str(error), valid) from None
 

@@ -23,6 +23,7 @@ from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
 from overweave.schedules.tiles.shape import KernelChoice
 from overweave.sim.cost import size, tile_us
+from overweave.sim.nccl import collective_us
 from overweave.tuner.measure.predicted_plans import Predicted, choice_of, plans_us
 
 LAYER = "experts_mlp"  # the operator that computes a whole layer
@@ -86,7 +87,7 @@ def _moved_us(moved: int, ranks: int, machine: Machine) -> float:
 
 
 def _collectives_us(moved: int, ranks: int, machine: Machine) -> float:
-    return sum(machine.collective_us(each, ranks, moved) for each in ("all_gather", "reduce_scatter"))
+    return sum(collective_us(machine, each, tuple(range(ranks)), moved) for each in ("all_gather", "reduce_scatter"))
 
 
 def skew_costs(layers: Iterable[PredictedLayer], plan: str) -> dict[str, float]:

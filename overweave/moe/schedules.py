@@ -6,15 +6,13 @@ collectives before and behind all of the matmuls.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from msgspec.structs import replace
 
 from overweave.ir.schedule import Goal, InitialContents, Region, Schedule
 from overweave.moe.cases import ExpertsCase
 from overweave.moe.programs import BUFFERS, Sizes, schedule_of
-from overweave.schedules.library_calls import LibraryCalls
+from overweave.schedules.library_calls import CollectiveFunction, LibraryCalls
 from overweave.schedules.records.experts import EXPERTS, OPERATORS, SEQUENTIAL
 
 EXPERTS_KERNEL = "experts"  # all of a rank's matmuls
@@ -42,8 +40,10 @@ class _Sequential:
         self.kind, self.sizes, self.written = kind, sizes, LibraryCalls(name, sizes.ranks, EXPERTS_KERNEL)
         m, columns, top, shard = sizes.m, sizes.columns, sizes.top, sizes.shard
         # Tokens whose sums a rank gets, and the collective that brings them.
-        self.owned = sizes.rows if kind != "total" else lambda rank: (0, m)
-        self.summing: Literal["reduce_scatter", "all_reduce"] = "all_reduce" if kind == "total" else "reduce_scatter"
+        self.owned = sizes.rows
+        self.summing: CollectiveFunction = "reduce_scatter"
+        if kind == "total":
+            self.owned, self.summing = lambda rank: (0, m), "all_reduce"
         slots = {"gather": ("ids", "experts", top), "chain": ("own_slots", "slots", 2 * top)}
         # What is gathered: the caller's shard, where it lands, columns.
         self.gathered = ((*slots[kind],), ("x", "tokens", columns)) if kind in slots else ()

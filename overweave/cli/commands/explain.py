@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
+from msgspec import UNSET
+from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
@@ -63,8 +65,10 @@ def explain(
     problem, files = case.problem(operator, world, dtype), existing_files(machine)
     seconds = allowed_s(*files) * max(1.0, world / RANKS_OF_A_FILE)
     with limited(*files, seconds=seconds):
-        target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
-        where = target.machine(world)
+        target = (
+            target_named(machine, world) if machine is not None else target_for(device_of("explain", device), world)
+        )
+        problem, where = replace(problem, islands=target.islands or UNSET), target.machine(world)
         advice = advise(problem, where) if where is not None and applies_to(problem, where) else None
         choice = explain_choice(problem, target)
     report_rounding(record, case, world)
@@ -96,7 +100,9 @@ def _explain_experts(
         raise InputError(f"{asked} --machine {machine[:60]} --device cpu", "a CPU", "Leave one of the two out")
     load_for(operator)
     with limited(*existing_files(machine)):
-        target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
+        target = (
+            target_named(machine, world) if machine is not None else target_for(device_of("explain", device), world)
+        )
         choice = explained_choice(operator, shape, options_of(options), (world, target))
     _print_choice(choice)
 

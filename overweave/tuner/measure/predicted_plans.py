@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from overweave.hardware.machine import Machine
-from overweave.ir.exchange import addresses_peers
+from overweave.ir.exchange import addresses_peers, crossing_operation
 from overweave.ir.schedule import Apply, Schedule
 from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.sim.realize import realize
@@ -47,7 +47,7 @@ def plans_us(schedules: Iterable[tuple[str, Schedule, KernelUs]], machine: Machi
     return {
         plan: total_us(realize(schedule, machine), machine, kernel_us)
         for plan, schedule, kernel_us in schedules
-        if machine.peer_access or not addresses_peers(schedule)
+        if (machine.peer_access or not addresses_peers(schedule)) and not crossing_operation(schedule, machine.islands)
     }
 
 
