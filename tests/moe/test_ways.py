@@ -14,6 +14,7 @@ from overweave.moe.cases import EXPERTS, ExpertsCase, Parallel, RoutingStatistic
 from overweave.moe.ways import LIBRARY, LayerSetup, layer_runs
 from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from overweave.tuner.measure import trial
+from overweave.tuner.measure import ways as compared
 from overweave.tuner.measure.baselines import OURS
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, summarize_groups
 from overweave.tuner.measure.timer import Effort
@@ -107,7 +108,7 @@ def captured() -> list[int | bool]:
         return call
 
     with (
-        patch.object(ways, "_is_captured", lambda group, device: True),
+        patch.object(compared, "is_captured", lambda group, device: True),
         patch.object(trial, "capture_graphs", replayed),
     ):
         (measured,) = run("expert", (SEQUENTIAL,)).cases
