@@ -129,14 +129,7 @@ def build(
     _check(method, problem, rank, options)
     if PLAIN_PARTS in method.needs:
         problem = replace(problem, epilogue=problem.epilogue.of_each_part)
-    settings = settle(name, method.options, options)
-    if method.mover:
-        settings = replace(settings, mover=method.mover)
-    if method.has_levels and (settings.carrier is None or not method.takes("carrier")):
-        is_by_library = bool(problem.islands) or not method.takes("carrier")
-        settings = replace(settings, carrier=LIBRARY if is_by_library else COPY_ENGINE)
-    elif settings.carrier == LIBRARY and not method.has_levels:
-        settings = replace(settings, mover=LIBRARY)
+    settings = _with_carriers(settle(name, method.options, options), method, problem)
     config = _config(problem, method, settings) if method.is_fused else None
     if settings.rows == "cyclic" and config is not None:
         problem = replace(problem, strip=config.block_m)
@@ -168,6 +161,18 @@ def _of_ranks(schedule: Schedule, only: tuple[int, ...]) -> Schedule:
         goal=tuple(each for each in schedule.goal if each.region.rank in kept),
         operations=tuple(each for each in schedule.operations if each.rank in kept),
     )
+
+
+def _with_carriers(settings: Settings, method: Method, problem: Problem) -> Settings:
+    """The settings, with who carries chunks where the method or the problem says so: of a method on two levels what
+    crosses between islands, beside tiles that leave an SM at least; of others all that moves."""
+    if method.mover:
+        settings = replace(settings, mover=method.mover)
+    if not method.has_levels:
+        return replace(settings, mover=LIBRARY) if settings.carrier == LIBRARY else settings
+    carrier = settings.carrier if method.takes("carrier") else LIBRARY
+    carrier = carrier or (LIBRARY if problem.islands else COPY_ENGINE)
+    return replace(settings, carrier=carrier, library_sms=max(1, settings.library_sms))
 
 
 def _inside(islands: Iterable[tuple[int, ...]], credits: Iterable[Credit]) -> Iterator[Credit]:
