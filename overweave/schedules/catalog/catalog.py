@@ -149,6 +149,18 @@ def build(
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
 
 
+def _with_carriers(settings: Settings, method: Method, problem: Problem) -> Settings:
+    """The settings, with who carries chunks where the method or the problem says so: of a method on two levels what
+    crosses between islands, beside tiles that leave an SM at least; of others all that moves."""
+    if method.mover:
+        settings = replace(settings, mover=method.mover)
+    if not method.has_levels:
+        return replace(settings, mover=LIBRARY) if settings.carrier == LIBRARY else settings
+    carrier = settings.carrier if method.takes("carrier") else LIBRARY
+    carrier = carrier or (LIBRARY if problem.islands else COPY_ENGINE)
+    return replace(settings, carrier=carrier, library_sms=max(1, settings.library_sms))
+
+
 def _of_ranks(schedule: Schedule, only: tuple[int, ...]) -> Schedule:
     """The schedule without the operations of other ranks, where not all are asked for."""
     if not only:
@@ -161,18 +173,6 @@ def _of_ranks(schedule: Schedule, only: tuple[int, ...]) -> Schedule:
         goal=tuple(each for each in schedule.goal if each.region.rank in kept),
         operations=tuple(each for each in schedule.operations if each.rank in kept),
     )
-
-
-def _with_carriers(settings: Settings, method: Method, problem: Problem) -> Settings:
-    """The settings, with who carries chunks where the method or the problem says so: of a method on two levels what
-    crosses between islands, beside tiles that leave an SM at least; of others all that moves."""
-    if method.mover:
-        settings = replace(settings, mover=method.mover)
-    if not method.has_levels:
-        return replace(settings, mover=LIBRARY) if settings.carrier == LIBRARY else settings
-    carrier = settings.carrier if method.takes("carrier") else LIBRARY
-    carrier = carrier or (LIBRARY if problem.islands else COPY_ENGINE)
-    return replace(settings, carrier=carrier, library_sms=max(1, settings.library_sms))
 
 
 def _inside(islands: Iterable[tuple[int, ...]], credits: Iterable[Credit]) -> Iterator[Credit]:
