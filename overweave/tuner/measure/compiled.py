@@ -225,7 +225,7 @@ class TunedTimes(Struct, frozen=True, forbid_unknown_fields=True):
 
 def prediction_machine(target: Target, world_size: int) -> Machine | None:
     """Return the machine for predictions: the target's, or for a CPU, where nothing is timed, a GPU's."""
-    return (target if target.kind == "cuda" else Target("cuda")).machine(world_size)
+    return replace(target, kind="cuda").machine(world_size)
 
 
 def rank_ways(

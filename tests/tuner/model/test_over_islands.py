@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from overweave.hardware.cards import H200
 from overweave.ir.problem import Problem
 from overweave.schedules.records.option_sets import NOT_MEASURED
+from overweave.tuner.measure.compiled import prediction_machine
 from overweave.tuner.model.candidate_model import Weighed
 from overweave.tuner.model.choose import choose, explain_choice
 from overweave.tuner.model.rank import Baseline, cold_choice, handicapped_us
@@ -81,3 +82,11 @@ def test_the_plan_on_two_levels_is_taken_where_it_is_predicted_to_win():
     assert (choice.plan, choice.source) == ("all_gather_matmul.islands", "model")
     assert "island" not in choice.options
     assert choose(replace(GATHER, m=16, islands=ON_HOSTS.islands), ON_HOSTS).plan == "all_gather_matmul.sequential"
+
+
+def test_kernels_of_authors_are_predicted_where_the_ranks_lie():
+    islands = ((0, 1), (2, 3))
+    for kind in ("cpu", "cuda"):
+        target = Target(kind, peer_access=False, parted="two", islands=islands)
+        assert prediction_machine(target, 4).islands == islands
+    assert prediction_machine(Target("cpu"), 4) == Target("cuda").machine(4)
