@@ -20,7 +20,7 @@ from overweave.ir.timeline.timeline import BEGIN, WAIT, SpanKind, Timeline, Time
 from overweave.sim.collectives import Collectives
 from overweave.sim.cost import AuthorTile, Costs, KernelCost, Segment, moves_between_ranks
 from overweave.sim.events import EventQueue, Gate, SignalCounters, SignalKey
-from overweave.sim.order import KernelLaunch, LaunchStep, kernel_launches, launch_steps, tile_counts
+from overweave.sim.order import KernelLaunch, LaunchStep, kernel_launches, launch_steps, tile_counts, told_within
 from overweave.sim.ports import Ports, busiest_link, links_bound_us
 from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 
@@ -139,6 +139,10 @@ class _Run:
         pushes = {one.queue for one in plan.realization.engines if one.engine == COPY_KERNEL}
         self._follows_pushes = not pushes.isdisjoint(self._side_queues) and not plan.sms_for_pushes
         steps = launch_steps(plan)
+        self._told_within = told_within(plan, steps)
+        # Streams on which an author's kernels run: a kernel waits there, for all signals that are asked for together.
+        authors = {one.queue for one in plan.realization.engines if one.engine == AUTHOR_KERNEL}
+        self._authors = {name for queue in plan.schedule.queues if queue.name in authors for name in queue.after}
         self._nodes = [_Node(self, step) for step in steps]
         self._of_rank: list[list[_Node]] = [[] for _ in range(ranks)]
         for node in self._nodes:
@@ -294,12 +298,18 @@ class _Run:
         if node.step.is_packed:
             self._run_packed(node)
             return
-        # A stream waits for one signal after the other.
-        signals = sum(wait.signals[1] - wait.signals[0] for wait in node.step.operation.waits)
-        latency = self._machine.latency.stream_wait.us * signals
+        latency = self._waited_us(node.step.operation)
         if isinstance(node.step.operation, Copy):
             latency += node.step.operation.delay_us
         self._clock.after(latency, partial(self._perform, node))
+
+    def _waited_us(self, operation: Operation) -> float:
+        """Return what a stream takes to see signals that are there: one after the other, by a kernel all of them."""
+        keys = [(operation.rank, wait.pad, at) for wait in operation.waits for at in range(*wait.signals)]
+        awaited, latency = len(keys) - sum(key in self._told_within for key in keys), self._machine.latency
+        if operation.queue in self._authors:
+            return latency.kernel.us + latency.observe.us if awaited else 0.0
+        return latency.stream_wait.us * awaited
 
     def _open_tiles(self, node: _Node) -> None:
         for run in node.runs:
@@ -388,9 +398,10 @@ class _Run:
         """End an operation. A stream continues once its flags are written, a kernel at once."""
         operation, delay = node.step.operation, 0.0
         for notify in operation.notifies:
-            delay = delay + signal_us if node.step.engine == COPY_ENGINE else signal_us
+            key = notify.rank, notify.pad, notify.signal
+            if key not in self._told_within:
+                delay = delay + signal_us if node.step.engine == COPY_ENGINE else signal_us
             if notifies:
-                key = notify.rank, notify.pad, notify.signal
                 self._clock.after(delay, partial(self._signals.add, key, operation.instances))
         self._clock.after(0.0 if node.step.engine in KERNELS else delay, partial(self._complete, node))
 

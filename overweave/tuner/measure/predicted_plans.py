@@ -33,9 +33,13 @@ class Predicted(Struct, Generic[PredictedCase], frozen=True):
 
     def measures(self, plan: str) -> Measures:
         """Return what of the communication a plan hides."""
+        return self.measures_of(self.plans[plan])
+
+    def measures_of(self, time_us: float) -> Measures:
+        """Return what of it is hidden in so many microseconds."""
         sequential_us = next(iter(self.plans.values()))
         roofs = Roofs(matmul_us=self.alone_us, communication_us=self.link_us, sequential_us=sequential_us)
-        return measure(self.plans[plan], roofs)
+        return measure(time_us, roofs)
 
 
 def plans_us(schedules: Iterable[tuple[str, Schedule, KernelUs]], machine: Machine) -> dict[str, float]:
