@@ -24,7 +24,12 @@ _INTS = torch.empty(64, dtype=torch.int32)
 # What every kernel that waits is given, and every kernel that takes tiles from a table.
 PROTOCOL = SignalWords(_INTS, _INTS, ADDRESSES, 4)
 WORDS: Any = SimpleNamespace(
-    group=SimpleNamespace(rank=3, world_size=4), state=ADDRESSES, claims=_INTS, limits=ADDRESSES, device=_INTS.device
+    group=SimpleNamespace(rank=3, world_size=4),
+    words=SimpleNamespace(addresses=(1, 2, 3, 4)),  # all ranks in reach
+    state=ADDRESSES,
+    claims=_INTS,
+    limits=ADDRESSES,
+    device=_INTS.device,
 )
 
 

@@ -52,8 +52,8 @@ class MatmulOutputs(NamedTuple):
 
 
 class EpilogueArgs(NamedTuple):
-    """Inputs of a matmul's epilogue (kernels/epilogue.operands_of). scale_x, scale_gathered: fp8 scales of own and of
-    gathered rows."""
+    """Inputs of a matmul's epilogue (kernels/epilogue.operands_of). scale_x, scale_gathered: fp8 scales of rows of
+    `a`."""
 
     inputs: Any
     scale_x: Any
@@ -144,8 +144,7 @@ class Traits(Struct, frozen=True, kw_only=True):
 
 
 class TopkShape(NamedTuple):
-    """Shape of `topk_ids`: experts per token, strides in elements, number of experts, source ranks, tokens of each
-    source."""
+    """Shape of `topk_ids`: top-k, strides in elements, number of experts, source ranks, tokens of each source."""
 
     top: int
     row_stride: int
@@ -235,8 +234,7 @@ class SentRows(NamedTuple):
 
 
 class RowBounds(NamedTuple):
-    """Bounds of sent rows. most_sent: to one rank. most_received: by one rank, its capacity. source_rows: of
-    `SentRows.rows`.
+    """Bounds: most_sent: rows to one rank. most_received: a rank's capacity. source_rows: rows of `SentRows.rows`.
 
     peers: number of peers, which the compiler must not know.
     """

@@ -48,8 +48,7 @@ def copy_kernel(
     ADDS: tl.constexpr,
     TRACED: tl.constexpr,
 ):
-    """Move or add all chunks of a table. source: the buffer that all operations read, as int32; in its own dtype if
-    ADDS.
+    """Move or add all chunks of a table. source: the buffer that all operations read: as int32, or typed if ADDS.
 
     row_words: 16-byte words in a row of it. BLOCK: elements that a program loads at a time. BULK: by bulk copies
     instead. ADDS: add to fp32 targets. Tuples: kernels/arguments.py.

@@ -1,5 +1,4 @@
-"""Device code of epilogues: the steps of an `Epilogue` (ir/epilogue.py), applied in order to fp32 values before
-rounding.
+"""Device code of epilogues: the steps of an `Epilogue` (ir/epilogue.py), applied in order to fp32 values.
 
 Both matmul kernels and the reductions share it: element-wise code keeps whatever layout its operands have. A kernel is
 compiled for one integer, a digest of the steps. Where tiles add peers' partials, PART steps apply to each product, SUM
@@ -180,7 +179,7 @@ def has_steps(code, stages):
 def reads_layout(code, stages, layout):
     """Return whether a step of these stages reads an input of this layout; layout "": any input in memory."""
     steps = [step for step in StepsByDigest.steps[code] if step.stage & stages] if code else []
-    layouts = {layout for step in steps for layout, _ in step.inputs}
+    layouts = {each for step in steps for each, _ in step.inputs}
     return layout in layouts if layout else not layouts <= {"kn", ""}
 
 
@@ -191,8 +190,7 @@ def is_in_stages(code, step, stages):
 
 @gluon.constexpr_function
 def loads_as_words(operands, dtype, code, step, index, are_split):
-    """Return whether an input can be loaded as the int32 words of rows of `dtype`. are_split: a word may span two
-    rows."""
+    """Return whether an input can be loaded as int32 words of rows of `dtype`. are_split: a word may span two rows."""
     layout, operand = StepsByDigest.steps[code][step].inputs[index]
     return layout in (("yn",) if are_split else ("yn", "1n")) and operands[operand].dtype.element_ty == dtype
 
@@ -215,8 +213,7 @@ def step_input(code, step, index, part):
 
 @gluon.constexpr_function
 def product_count_and_index(code, step):
-    """Return (number of products of a tile: 2 with a gate; index of the product that the step changes: 1 for the
-    gate)."""
+    """Return (products of a tile: 2 with a gate; index of the product that the step changes: 1 for the gate)."""
     pairs = any(layout == "kn" for each in StepsByDigest.steps[code] for layout, _ in each.inputs)
     return 2 if pairs else 1, int(StepsByDigest.steps[code][step].of_gate)
 
@@ -240,8 +237,8 @@ def read_input(operands, gate, elements, CODE: tl.constexpr, STEP: tl.constexpr,
         INDEX_OF_PRODUCT: tl.constexpr = product_count_and_index(CODE, STEP)[1]
         return _load_columns(operands[VALUE] + PRODUCTS * elements.col_offset + INDEX_OF_PRODUCT * elements.n, elements)
     elif LAYOUT == "1products":
-        INDEX_OF_PRODUCT: tl.constexpr = product_count_and_index(CODE, STEP)[1]
-        return tl.load(operands[VALUE] + INDEX_OF_PRODUCT)
+        PRODUCT: tl.constexpr = product_count_and_index(CODE, STEP)[1]
+        return tl.load(operands[VALUE] + PRODUCT)
     elif LAYOUT == "y1":
         return tl.load(
             operands[VALUE] + (elements.start + elements.offsets) // elements.n, mask=elements.inside, other=0.0

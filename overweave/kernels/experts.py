@@ -1,5 +1,4 @@
-"""Grouped matmul: rows sorted by expert, each group multiplied by its expert's weight, groups known on the device
-alone.
+"""Grouped matmul: rows sorted by expert, each group times its expert's weight; the device alone knows the groups.
 
 A first launch (`fill_tiles_kernel`) writes the tile table and the number of tiles; the ordinary matmul kernels read
 both. `TileRow.weight` is a tile's expert: its weight, bias and scales are slices of tensors that stack all experts'.
@@ -213,8 +212,7 @@ def group_tiles(arrivals, shard_step, expert, start, end, experts, is_group, BLO
 
 @triton.jit
 def tiles_up_to(row, start, later_begin, first_later_tile, is_later, BLOCK_M: tl.constexpr):
-    """Return how many of an expert's tile rows begin before `row`, on the same side of the first tile of later
-    ranks."""
+    """Return how many tile rows of an expert begin before `row`, on the same side of the first tile of later ranks."""
     through = tl.cdiv(row - start, BLOCK_M)
     later_tiles = tl.where(row > later_begin, through, first_later_tile)
     return tl.where(is_later, later_tiles, tl.minimum(through, first_later_tile))
@@ -222,8 +220,7 @@ def tiles_up_to(row, start, later_begin, first_later_tile, is_later, BLOCK_M: tl
 
 @triton.jit
 def source_range(arrivals, expert, row, row_end, experts):
-    """Return the source ranks `[low, high)` that rows `[row, row_end)` of an expert come from: indices of their
-    signals."""
+    """Return the source ranks `[low, high)` of an expert's rows `[row, row_end)`: also the indices of their signals."""
     low, high = tl.zeros(expert.shape, tl.int32), tl.zeros(expert.shape, tl.int32) + 1
     for source in range(1, arrivals.sources):
         begin = tl.load(arrivals.row_starts + source * experts + tl.maximum(expert, 0))

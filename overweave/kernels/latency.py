@@ -7,39 +7,39 @@ from overweave.memory.device.signals import notify, read_clock, wait_at_least
 
 
 @triton.jit
-def stamp_kernel(stamps, place):
-    """Store the device clock (ns) at `stamps[place]`."""
-    tl.store(stamps + place, read_clock())
+def stamp_kernel(stamps, index):
+    """Store the device clock (ns) at `stamps[index]`."""
+    tl.store(stamps + index, read_clock())
 
 
 @triton.jit
-def release_kernel(stamps, place, word):
+def release_kernel(stamps, index, word):
     """Store the device clock, then add 1 to `word` in release order."""
     now = read_clock()
-    tl.store(stamps + place, now)
+    tl.store(stamps + index, now)
     notify(word, now > 0)
 
 
 @triton.jit
-def watch_kernel(stamps, place, word, words, limits):
+def watch_kernel(stamps, index, word, words, limits):
     """Wait until `word` >= 1, then store the device clock; 0 if the wait timed out."""
     verdict = wait_at_least(word, 1, words, limits)
-    tl.store(stamps + place, read_clock() * verdict)
+    tl.store(stamps + index, read_clock() * verdict)
 
 
 @triton.jit
-def look_kernel(stamps, place, word, words, limits, WAITS: tl.constexpr):
+def look_kernel(stamps, index, word, words, limits, WAITS: tl.constexpr):
     """Store the clock before and after WAITS waits for a word that is set already; 0 if one timed out."""
-    tl.store(stamps + place, read_clock())
+    tl.store(stamps + index, read_clock())
     verdict = 1
     for _ in range(WAITS):
         verdict = verdict & wait_at_least(word, 1, words, limits)
-    tl.store(stamps + place + 1, read_clock() * verdict)
+    tl.store(stamps + index + 1, read_clock() * verdict)
 
 
 @triton.jit
 def exchange_kernel(
-    stamps, place, own_word, peer_address, rounds_before, words, limits, is_first, ROUNDS: tl.constexpr
+    stamps, index, own_word, peer_address, rounds_before, words, limits, is_first, ROUNDS: tl.constexpr
 ):
     """Ping-pong with one peer: ROUNDS round trips of notify and wait, with the clock stored before and after.
 
@@ -49,7 +49,7 @@ def exchange_kernel(
     peer = tl.load(peer_address).to(tl.pointer_type(tl.int32))
     rounds = tl.load(rounds_before)
     verdict = 1
-    tl.store(stamps + place, read_clock())
+    tl.store(stamps + index, read_clock())
     for round_index in range(ROUNDS):
         if verdict == 1:
             if is_first == 1:
@@ -57,5 +57,5 @@ def exchange_kernel(
             verdict = wait_at_least(own_word, rounds + round_index + 1, words, limits)
             if is_first == 0:
                 notify(peer, verdict == 1)
-    tl.store(stamps + place + 1, read_clock() * verdict)
+    tl.store(stamps + index + 1, read_clock() * verdict)
     tl.store(rounds_before, rounds + ROUNDS)

@@ -26,8 +26,7 @@ def merge_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Compute out = softmax-weighted sum of `total` and `part`, in fp32, rounded once; out_lse = their joint
-    log-sum-exp.
+    """Compute out = softmax-weighted sum of `total` and `part`, in fp32; out_lse = their joint log-sum-exp.
 
     total `[b, heads, rows, COLUMNS]`; part: the same for rows `[begin, end)` alone; both with any strides of b, heads
     and rows. out and all log-sum-exps (fp32) are contiguous; out may be total. A row that sees no key in either keeps

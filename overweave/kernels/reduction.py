@@ -102,8 +102,7 @@ def negative_zero(dtype: tl.constexpr):
 
 @triton.jit
 def load_operands(sources, out, offsets, inside, OPERANDS: tl.constexpr, FIRST: tl.constexpr, SUM_FIRST: tl.constexpr):
-    """Load all operands at the same offsets, beginning with operand FIRST and wrapping round. Returns them in that
-    order.
+    """Load all operands at the same offsets, from operand FIRST on, wrapping round. Returns them in that order.
 
     All have out's dtype; with SUM_FIRST operand 0 is fp32.
     """

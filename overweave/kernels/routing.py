@@ -34,8 +34,7 @@ def grid_barrier(state, limits):
 
 @triton.jit
 def experts_of(ids, pair, pairs, top, row_stride, col_stride, experts):
-    """Return (the expert of each pair, or `experts` if it has none; whether its id is invalid, neither expert nor
-    -1)."""
+    """Return (the expert of each pair, or `experts` if it has none; whether its id is invalid)."""
     is_pair = pair < pairs
     token, slot = (pair // top).to(tl.int64), (pair % top).to(tl.int64)
     expert_ids = tl.load(ids + token * row_stride + slot * col_stride, mask=is_pair, other=-1)

@@ -55,11 +55,11 @@ def push_rows_kernel(
     if sizes.pushes_counts:
         if program == 0:
             column = tl.arange(0, 2 * rows_channel.layout.padded_ranks)
-            all_counts = tl.load(own_counts + column, mask=column <= ranks, other=0)
+            counts_to_push = tl.load(own_counts + column, mask=column <= ranks, other=0)
             for step in tl.static_range(1, ranks):
                 peer = (rank + step) % ranks
-                place = tl.load(counts.addresses + peer).to(counts.own.dtype) + rank * (ranks + 1)
-                tl.store(place + column, all_counts, mask=column <= ranks)
+                counts_at_peer = tl.load(counts.addresses + peer).to(counts.own.dtype) + rank * (ranks + 1)
+                tl.store(counts_at_peer + column, counts_to_push, mask=column <= ranks)
                 producer_tile_notify(counts_channel, rank, P2P, 1, peer)
     for step in range(1, bounds.peers + 1):
         peer = (rank + step) % ranks
@@ -118,16 +118,16 @@ def land_rows_kernel(
     is_over = tl.max(tl.sum(table, 0), 0) > bounds.most_received
     reason = tl.where(is_late, LATE, 0) + tl.where(is_over, TOO_MANY, 0)
     is_void = (reason != 0) | (verdict == 0)
-    mine = tl.sum(tl.where((each == rank)[None, :], table, 0), 1)
-    through = tl.cumsum(mine, 0)
+    rows_from = tl.sum(tl.where((each == rank)[None, :], table, 0), 1)
+    through = tl.cumsum(rows_from, 0)
     if tl.program_id(0) == 0:
         tl.store(received, 0)
         tl.store(received + 1 + each, through, mask=is_rank)
         tl.store(received + 1 + ranks, reason)
     for step in range(ranks):
         peer = (rank + ranks - step) % ranks
-        begin = tl.sum(tl.where(each == peer, through - mine, 0), 0)
-        count = tl.where(is_void, 0, tl.sum(tl.where(each == peer, mine, 0), 0))
+        begin = tl.sum(tl.where(each == peer, through - rows_from, 0), 0)
+        count = tl.where(is_void, 0, tl.sum(tl.where(each == peer, rows_from, 0), 0))
         if peer == rank:
             first = tl.load(source.starts + rank)
             target = out + begin.to(tl.int64) * sizes.words
@@ -143,7 +143,7 @@ def land_rows_kernel(
                 _copy_received(
                     meta_out, meta_staging.own, begin, peer, count, verdict, bounds.most_sent, sizes.beside, sizes
                 )
-    end = tl.where(is_void, 0, tl.sum(mine, 0))
+    end = tl.where(is_void, 0, tl.sum(rows_from, 0))
     rest = tl.where(is_void, VOID_WORD, 0)
     _fill(out, end, rest, bounds.most_received, sizes.words, sizes)
     if sizes.beside > 0:
@@ -183,21 +183,20 @@ def add_rows_kernel(
             columns = start + tl.arange(0, BLOCK)
             total = tl.zeros([BLOCK], tl.float32)
             for source in tl.static_range(ranks):
-                place = tl.load(places + token * ranks + source)
-                row = tl.where(source == rank, first + place, source * bounds.most_sent + place)
+                sent_row = tl.load(places + token * ranks + source)
+                row = tl.where(source == rank, first + sent_row, source * bounds.most_sent + sent_row)
                 most = tl.where(source == rank, bounds.most_received, (source + 1) * bounds.most_sent)
                 base = tl.where(source == rank, parts.to(tl.int64), staging.own.to(tl.int64)).to(parts.dtype)
-                is_there = is_valid & (place >= 0) & (row >= 0) & (row < most)
-                at = tl.multiple_of(base, 16) + row.to(tl.int64) * WIDTH + columns
-                total += tl.load(at, mask=(columns < WIDTH) & is_there, other=0.0).to(tl.float32)
+                is_there = is_valid & (sent_row >= 0) & (row >= 0) & (row < most)
+                addresses = tl.multiple_of(base, 16) + row.to(tl.int64) * WIDTH + columns
+                total += tl.load(addresses, mask=(columns < WIDTH) & is_there, other=0.0).to(tl.float32)
             sums = voided(total, is_valid.to(tl.int32)).to(y.dtype.element_ty)
             tl.store(y + wide * WIDTH + columns, sums, mask=columns < WIDTH)
 
 
 @triton.jit
 def _wait_for_peer_rows(rows_channel, peer):
-    """Wait until all programs of a peer have sent their part. They share one counter, so its first tile stands for
-    all."""
+    """Wait until all programs of a peer have sent their part: they share one counter, that of its first tile."""
     return consumer_tile_wait(rows_channel, peer * rows_channel.layout.tiles.per_shard)
 
 
@@ -241,12 +240,12 @@ def _copy_rows(target, source, chosen, first, count, last, WORDS: tl.constexpr, 
     for step in range(tl.program_id(0), (count + ROWS - 1) // ROWS * across, tl.num_programs(0)):
         row = step // across * ROWS + tl.arange(0, ROWS)
         word = step % across * BLOCK + tl.arange(0, BLOCK)
-        at = first + row
+        source_row = first + row
         if chosen is not None:
-            at = tl.load(chosen + at, mask=row < count, other=0)
-        is_row = (row < count) & (at >= 0) & (at < last)
+            source_row = tl.load(chosen + source_row, mask=row < count, other=0)
+        is_row = (row < count) & (source_row >= 0) & (source_row < last)
         inside = is_row[:, None] & (word < WORDS)[None, :]
-        words = tl.load(source + at.to(tl.int64)[:, None] * WORDS + word[None, :], mask=inside)
+        words = tl.load(source + source_row.to(tl.int64)[:, None] * WORDS + word[None, :], mask=inside)
         tl.store(target + row.to(tl.int64)[:, None] * WORDS + word[None, :], words, mask=inside)
 
 

@@ -147,8 +147,7 @@ def has_fp32_first_operand(schedule: Schedule, dtype: Dtype, reduces: Iterable[R
 
 
 def addend_addresses(addresses: WorkspaceAddresses, rank: int, queue: str) -> list[list[int]]:
-    """Return one row of pointers per Compute of the queue: absolute addresses of its addends, biased by the output's
-    rows.
+    """Return one row per Compute of the queue: absolute addresses of its addends, biased by the output's rows.
 
     Each is the address of the addend's first row minus `out_row * pitch_bytes`, so that a tile adds its own output row
     times the pitch. Addends (partial products that the tile adds) lie in symmetric memory, this rank's or a peer's

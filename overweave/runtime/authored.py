@@ -66,10 +66,10 @@ def exchanged_tensors(kernel: AuthoredKernel, author_arguments: Mapping[str, Any
     return {name: one.view(-1, kernel.columns[name]) for name, one in tensors.items() if one is not None}
 
 
-def buffers_of_tensors(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, tuple[str, str]]:
+def buffers_of_tensors(plan: Plan, space: TileSpace, tensors: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return parameter -> (tensor, buffer) of the communicated tensors, from the plan's Applies.
 
-    wanted: the communicated tensors. A tensor that lies both at the caller and in the workspace gets the latter.
+    tensors: the communicated ones. A tensor that lies both at the caller and in the workspace gets the latter.
     """
     homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
     buffers: dict[str, str] = {}
@@ -82,7 +82,7 @@ def buffers_of_tensors(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> d
             # A kernel finds its stores at peers in a table of addresses.
             own = (output for output in operation.makes if output.region.rank == operation.rank)
             buffers |= {all_to_all_source(output.tensor): output.region.buffer for output in own}
-    operands, names = (*space.loads, *space.stores), set(wanted)
+    operands, names = (*space.loads, *space.stores), set(tensors)
     return {one.parameter: (one.tensor, buffers[one.tensor]) for one in operands if one.tensor in names}
 
 

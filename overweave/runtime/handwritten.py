@@ -155,7 +155,7 @@ AnyBuffer = Callable[[str, int], torch.Tensor]  # of any rank, by name and rank
 
 @dataclass(frozen=True)
 class Uses:
-    """A part of a matrix that a TileTask reads or makes. tensor: its logical name. row, col: where the part begins in
+    """A part of a matrix that a TileTask reads or makes. tensor: its logical name. row, col: the part's origin in
     it."""
 
     part: Part
@@ -179,8 +179,7 @@ class TaskTile:
 
 @dataclass(frozen=True)
 class TileTask:
-    """Work of torch on this rank: `run` computes or enqueues it, given a function that returns the own symmetric
-    buffers.
+    """Work of torch on this rank: `run` computes or enqueues it, given a getter of the own symmetric buffers.
 
     channel: its kernels' tiles wait for shards of this channel, and `run` gets it as a second argument. On the CPU the
     task begins when all shards have arrived, and `run` gets None.
@@ -264,13 +263,13 @@ class Declared:
         return list(self.channels).index(channel)
 
 
-def _subrange(outer: tuple[int, int], wanted: object) -> tuple[int, int]:
+def _subrange(outer: tuple[int, int], index: object) -> tuple[int, int]:
     """Return the part of a range that a slice selects. Raises InputError for other indices, or a step."""
-    if not isinstance(wanted, slice) or not all(type(end) in (int, type(None)) for end in (wanted.start, wanted.stop)):
-        found = f"got {str(wanted)[:40]}"
+    if not isinstance(index, slice) or not all(type(end) in (int, type(None)) for end in (index.start, index.stop)):
+        found = f"got {str(index)[:40]}"
         raise InputError("take a part of a symmetric buffer", found, "Take slices of rows and columns: part[0:8, 0:4]")
     size = outer[1] - outer[0]
-    low, high, step = wanted.indices(size)
+    low, high, step = index.indices(size)
     if step != 1:  # `indices` has raised TypeError for a step that is not an integer
         raise InputError("take a part of a symmetric buffer", f"step {step}", "Take rows and columns without a step")
     return outer[0] + low, outer[0] + max(low, high)

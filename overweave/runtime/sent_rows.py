@@ -10,8 +10,7 @@ from overweave.kernels.arguments import SentRows
 
 
 class SendSizes(NamedTuple):
-    """Sizes, the same on all ranks. shard: most rows that a rank sends to another. most: a rank's capacity of received
-    rows.
+    """Sizes, the same on all ranks. shard: most rows from a rank to another. most: a rank's capacity.
 
     words, beside: int32 words of a row, and of its metadata. programs: that push.
     """

@@ -144,14 +144,17 @@ def skip_tile(CONSUMER: gl.constexpr, iteration, step, stages, results, work):
 def consume_tile(
     traits: gl.constexpr, CONSUMER: gl.constexpr, PARTS: gl.constexpr, message, iteration, step, stages, results, work
 ):  # fmt: skip
-    """Compute and hand over one consumer's half of a tile of PARTS TMA boxes. Return the next pipeline step."""
+    """Compute one consumer's half of a tile of PARTS TMA boxes, give it to the storer; return the next pipeline step.
+
+    Waits for the tile's stages (`multiply`), and for the storer to free the result slot (`finish_tile_half`).
+    """
     table, outputs = work.queue.table, work.outputs
     PART_M: gl.constexpr = results.tiles.first.type.shape[1]
     PART_N: gl.constexpr = results.tiles.first.type.shape[2]
-    PRODUCTS: gl.constexpr = 2 if traits.is_gated else PARTS  # of rectangles of columns
+    PRODUCTS: gl.constexpr = 2 if traits.is_gated else PARTS  # TMA boxes of B that are multiplied
     WIDE: gl.constexpr = accumulator_parts(PRODUCTS, PART_N, stages.a.dtype.is_fp8())
     HAS_REST: gl.constexpr = PRODUCTS > WIDE
-    LEFT: gl.constexpr = 1 if traits.is_gated else WIDE
+    FIRST_PARTS: gl.constexpr = 1 if traits.is_gated else WIDE
     ROW_OFFSET: gl.constexpr = 0 if traits.in_columns else CONSUMER * PART_M
     COL_OFFSET: gl.constexpr = CONSUMER * PART_N if traits.in_columns else 0
     tile = message & TILE_MASK
@@ -163,7 +166,7 @@ def consume_tile(
     if HAS_REST:
         rest_result += gl.where(message < VOID_BIT, 0.0, float("nan"))
     finish_tile_half(
-        traits, CONSUMER, PARTS, LEFT, result, rest_result, iteration, results, target, work, tile, own_row, row,
+        traits, CONSUMER, PARTS, FIRST_PARTS, result, rest_result, iteration, results, target, work, tile, own_row, row,
         row_end, col, cols_end,
     )  # fmt: skip
     mbarrier.arrive(results.full.index(CONSUMER), count=1)
@@ -174,8 +177,7 @@ def consume_tile(
 def multiply(
     traits: gl.constexpr, CONSUMER: gl.constexpr, PARTS: gl.constexpr, PART_N: gl.constexpr, step, stages, depth
 ):  # fmt: skip
-    """Main loop. Return (accumulator of the first boxes, of the rest, next pipeline step); without a rest the first
-    twice.
+    """Main loop. Return (accumulator of the first boxes, of the rest or the first again, next pipeline step).
 
     Tensor cores accumulate fp8 in about 14 bits: each step's product is added in fp32 by CUDA cores, while the other
     consumer's is computed. SOURCE: DeepGEMM.
@@ -264,11 +266,13 @@ def output_of_tile(table, tile, weight, outputs, peers, WEIGHTS: gl.constexpr):
 
 @gluon.jit
 def finish_tile_half(
-    traits: gl.constexpr, CONSUMER: gl.constexpr, PARTS: gl.constexpr, WIDE: gl.constexpr, result, rest_result,
+    traits: gl.constexpr, CONSUMER: gl.constexpr, PARTS: gl.constexpr, FIRST_PARTS: gl.constexpr, result, rest_result,
     iteration, results, target, work, tile, own_row, row, row_end, col, cols_end,
 ):  # fmt: skip
-    """Apply the epilogue to a consumer's accumulators, wait for the storer to free its result slot, and store them
-    there."""
+    """Apply the epilogue to a consumer's accumulators; store them once the storer has freed its result slot.
+
+    result: the first FIRST_PARTS of PARTS TMA boxes, or with a gate both products; rest_result: the other boxes.
+    """
     table, epilogue_args, outputs = work.queue.table, work.epilogue_args, work.outputs
     PART_N: gl.constexpr = results.tiles.first.type.shape[2]
     STAGES: gl.constexpr = PART if traits.addends > 0 else SUM if traits.is_gated else ALL
@@ -279,8 +283,8 @@ def finish_tile_half(
     result = apply_stages(
         traits, result, None, table, tile, epilogue_args, row, row_end, col, outputs, cols_end, STAGES
     )
-    if PARTS > WIDE:
-        rest_col = col + WIDE * PART_N
+    if PARTS > FIRST_PARTS:
+        rest_col = col + FIRST_PARTS * PART_N
         if traits.addends == 0:  # with addends, after the first half is stored: registers do not hold both
             rest_result = apply_stages(
                 traits, rest_result, None, table, tile, epilogue_args, row, row_end, rest_col, outputs, cols_end, STAGES
@@ -291,14 +295,14 @@ def finish_tile_half(
     store_result(
         traits, CONSUMER, 0, result, results.tiles, iteration, target, work, tile, own_row, row, row_end, col, cols_end
     )
-    if PARTS > WIDE:
+    if PARTS > FIRST_PARTS:
         if traits.addends > 0:
             rest_result = apply_stages(
                 traits, rest_result, None, table, tile, epilogue_args, row, row_end, rest_col, outputs, cols_end, STAGES
             )  # fmt: skip
         store_result(
-            traits, CONSUMER, WIDE, rest_result, results.tiles, iteration, target, work, tile, own_row, row, row_end,
-            rest_col, cols_end,
+            traits, CONSUMER, FIRST_PARTS, rest_result, results.tiles, iteration, target, work, tile, own_row, row,
+            row_end, rest_col, cols_end,
         )  # fmt: skip
 
 
@@ -307,8 +311,7 @@ def store_result(
     traits: gl.constexpr, CONSUMER: gl.constexpr, PART: gl.constexpr, result, c_tiles, iteration, target, work, tile,
     own_row, row, row_end, col, n,
 ):  # fmt: skip
-    """Store some columns of a result: in shared memory for the storer; directly in `target` with a mask, or with
-    addends.
+    """Store some columns of a result: to shared memory for the storer; to `target` if masked, or with addends.
 
     PART: the first of its TMA boxes. row: first row of the result. own_row: first row that belongs to the tile
     (tiles.row_shift). n: columns of the output.

@@ -65,8 +65,7 @@ def gather(traits: gl.constexpr, stages, messages, experts, table, k):
 
 @gluon.jit
 def row_word_offsets(experts, rows, row_end, WIDTH: gl.constexpr):
-    """Return the offset in 16-byte words of each row's source row in `experts.source`; -1 if its index is out of
-    range."""
+    """Return each row's source row as a 16-byte word offset in `experts.source`; -1 if its index is out of range."""
     rows_in, is_valid = source_rows(experts, rows, row_end)
     return gl.where(is_valid, rows_in * (experts.source_stride // WIDTH), -1).to(gl.int32)
 

@@ -49,8 +49,7 @@ from overweave.lang.tile_table import read_clock
 
 
 class OutputMaps(NamedTuple):
-    """Tensor maps of outputs: of each B matrix, and the second one; of the first, and of sums, at each peer, next rank
-    first."""
+    """Tensor maps of outputs, one a B matrix, and of `total`; of the first output, and of sums, at each peer."""
 
     out: Any
     out_1: Any

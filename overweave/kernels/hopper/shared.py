@@ -1,5 +1,4 @@
-"""What the warp-specialised partitions of the Hopper matmul share: one tuple a subject, None where a kernel has
-none."""
+"""What the warp-specialised partitions of the Hopper matmul share: one tuple a subject; unused ones are None."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def missing_parts(message):
 
 @gluon.jit
 def send_message(queue, iteration, message):
-    """Producer: send message number `iteration` to the other partitions; waits until they have read the one it
-    replaces."""
+    """Producer: send message number `iteration` to the other partitions, once all have read the one it replaces."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     index = iteration % QUEUE_LENGTH
     mbarrier.wait(queue.empty.index(index), ((iteration // QUEUE_LENGTH) & 1) ^ 1)
@@ -73,8 +71,7 @@ class Stages(NamedTuple):
 
 
 class StagedResults(NamedTuple):
-    """Result tiles that consumers store in shared memory for the storer; a full and an empty mbarrier for each
-    consumer."""
+    """Result tiles that consumers store in shared memory for the storer; full and empty mbarriers of each consumer."""
 
     tiles: Any
     full: Any
@@ -82,8 +79,7 @@ class StagedResults(NamedTuple):
 
 
 class ReductionArgs(NamedTuple):
-    """Addends of tiles (tile_end.py). addends: base pointers or row shifts; tiles: the tensor map of single addends, or
-    None.
+    """Addends of tiles (tile_end.py). addends: base pointers or row shifts; tiles: tensor map of single addends.
 
     verdicts: shared memory for the status of the storer's wait for them; received: its mbarrier.
     """
@@ -95,8 +91,7 @@ class ReductionArgs(NamedTuple):
 
 
 class TileArgs(NamedTuple):
-    """Arguments of all partitions but the producer. outputs, epilogue_args, peers, experts, queue:
-    kernels/arguments.py."""
+    """Arguments of all partitions but the producer, as in kernels/arguments.py."""
 
     outputs: Any
     epilogue_args: Any

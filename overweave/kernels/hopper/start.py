@@ -26,8 +26,7 @@ FETCH_ASSEMBLY = gl.constexpr(tuple(fetch_tensor_maps(KERNEL, maps) for maps in 
 
 @gluon.jit
 def start_claim(claims):
-    """Start the atomic add that claims the first tile. The result arrives later, in thread 0; pass it to
-    `send_claim`."""
+    """Start the atomic add that claims the first tile. `send_claim` waits for the result, which thread 0 gets."""
     threads = gl.arange(0, 32 * gl.num_warps(), layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     return gl.inline_asm_elementwise(CLAIM_ASSEMBLY, "=r,l,r", [claims, threads], dtype=gl.int32, is_pure=False, pack=1)
 

@@ -36,8 +36,7 @@ MOST_UNREAD = gl.constexpr(1)  # strips whose shared memory may still be unread 
 
 @gluon.jit
 def tma_store(target, c_tiles, consumer, row, col, missing, SPLIT_N: gl.constexpr):
-    """TMA-store the boxes of one consumer's half of a tile from shared memory, but for the `missing` ones of a narrow
-    tile."""
+    """TMA-store one consumer's half of a tile from shared memory, without the `missing` boxes of a narrow tile."""
     PART_N: gl.constexpr = c_tiles.first.type.shape[2]
     for part in gl.static_range(SPLIT_N):
         if part == 0 or missing < SPLIT_N - part:
@@ -72,8 +71,7 @@ def tma_store_paced(target, c_tiles, consumer, row, col, missing, interval_ns, S
 
 @gluon.jit
 def strip_interval_ns(peers, world_size, tile, tiles):
-    """Return the interval between strips (runtime/kernel_calls/bind.py); 0 for a program's last tile: no loads
-    follow."""
+    """Return the interval between strips (kernel_calls/bind.py); 0 for a program's last tile: no loads follow."""
     is_last = tile + gl.num_programs(0) >= tiles
     return gl.where(is_last, 0, gl.load(peers.table + 2 * world_size + 1)).to(gl.int32)
 
@@ -137,8 +135,7 @@ def store_expert_rows(
 
 @gluon.jit
 def store_by_rows(experts, out, c_tiles, consumer, row, row_end, col, missing, n, SPLIT_N: gl.constexpr):
-    """Store one consumer's half of an expert's tile row by row, PIECE_M rows of a shared-memory row's width at a
-    time."""
+    """Store one consumer's half of an expert's tile row by row, in pieces of PIECE_M rows of shared memory."""
     PART_M: gl.constexpr = c_tiles.first.type.shape[1]
     PART_N: gl.constexpr = c_tiles.first.type.shape[2]
     BYTES: gl.constexpr = c_tiles.first.dtype.primitive_bitwidth // 8

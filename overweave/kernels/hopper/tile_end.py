@@ -122,8 +122,7 @@ def store_sum(
     product, out, epilogue_args, addends, peers, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr,
     EPILOGUE: gl.constexpr,
 ):  # fmt: skip
-    """Add a tile's addends to its product in fp32, in their order, and store the sum in `out` (or at all ranks), in
-    strips.
+    """Add a tile's addends to its product in fp32, in order, and store the sum in `out` (or at all ranks), in strips.
 
     The epilogue finishes sums that are complete. ADDENDS 0: `product` is the sum; store it.
     """
@@ -162,8 +161,8 @@ def store_sum(
                     )  # fmt: skip
         else:
             result = own
-        addresses, rounded = out + offsets, result.to(out.dtype.element_ty)
-        gl.store(addresses, rounded, mask=inside)
+        targets, rounded = out + offsets, result.to(out.dtype.element_ty)
+        gl.store(targets, rounded, mask=inside)
         if peers.spread_ranks is not None:
             if read_column(table, tile, TO) == AT_ALL:
                 for steps in range(1, peers.spread_ranks):

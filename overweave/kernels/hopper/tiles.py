@@ -50,8 +50,7 @@ def power_of_two(count):
 
 @gluon.constexpr_function
 def count_first(parts, groups):
-    """Return how many boxes the first allocation holds, for `parts` boxes in each group: all, if Triton can view them
-    so."""
+    """Return how many boxes the first allocation holds, of `parts` a group: all, if Triton can view them so."""
     whole = power_of_two(parts)
     return whole * groups if VIEWED_WHOLE.value and parts * groups % whole else parts * groups
 
@@ -128,8 +127,7 @@ def b_parts(traits):
 
 @gluon.jit
 def row_shift(row, source_row, row_end, ROWS: gl.constexpr):
-    """Return how many rows above its first own one a consumer's part begins, so that it ends at `row_end`; 0 if it
-    fits.
+    """Return by how many rows a consumer's part is shifted up to end at `row_end`; 0 if it fits.
 
     source_row: row of `a` of the part's first own row. Shifted by less where there are fewer rows above. The result is
     stored with a mask then.
@@ -156,8 +154,7 @@ def load_rows(traits: gl.constexpr, table, tile, ROWS: gl.constexpr, PARTS: gl.c
 def consumer_position(
     traits: gl.constexpr, table, tile, ROW_OFFSET: gl.constexpr, COL_OFFSET: gl.constexpr, ROWS: gl.constexpr
 ):
-    """Return (first own row of a consumer's part, first row it computes, end of the tile's rows, first column,
-    weight)."""
+    """Return (first own row of a consumer's part, first row it computes, end of the tile, first column, weight)."""
     own_row, row_end = read_column(table, tile, ROW) + ROW_OFFSET, read_column(table, tile, ROW_END)
     row, col = own_row, read_column(table, tile, COL)
     if shifts_rows(traits):
@@ -167,8 +164,7 @@ def consumer_position(
 
 @gluon.jit
 def wait_for_signal(signal, count, table, tile, protocol):
-    """One warp: wait until a signal has reached `count`. Return 1; 0 if the wait timed out (reported) or was
-    aborted."""
+    """One warp: wait until a signal has reached `count`. Return 1; 0 if the wait timed out or was aborted."""
     signals, words, limits, world_size = protocol
     word = signals + signal * STRIDE
     verdict = gl.inline_asm_elementwise(

@@ -97,8 +97,7 @@ def open_call(space, parts, protocol, rank, SENDERS):
 
 @triton.jit
 def iteration_messages(call, iteration, BLOCK: tl.constexpr):
-    """Return, for an iteration's BLOCK messages: byte offset of each in an in- or outbox, its first word, words left in
-    the part."""
+    """Return for each message of an iteration: byte offset in an in- or outbox, first word, words left in the part."""
     messages = iteration * BLOCK + tl.arange(0, BLOCK)
     words_before = messages * DATA_WORDS
     offsets = (call.part * ((call.span + 2) // DATA_WORDS) + messages).to(tl.int64) * MESSAGE_BYTES
@@ -179,8 +178,7 @@ def sum_messages(
 
 @triton.jit
 def _sum_word(own, received, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, SENDERS: tl.constexpr):
-    """Sum one word of all ranks in rank order, in fp32: two 16-bit numbers (low, high), or one of 32 bits. NaN if
-    void."""
+    """Sum one word of all ranks in rank order, in fp32: two 16-bit numbers (low, high), or one of 32. NaN if void."""
     low = tl.zeros(own.shape, tl.float32)
     high = tl.zeros(own.shape, tl.float32)
     for source in tl.static_range(SENDERS + 1):
@@ -228,12 +226,12 @@ def pack_word(low, high, dtype: tl.constexpr):
 
 
 @triton.jit
-def report_missing(call, missing_by_element):
-    """Report a timeout of one missing sender, if any element has one (position among senders plus one; 0: none)."""
-    missing_by_element = tl.max(missing_by_element, 0)
-    if missing_by_element > 0:
+def report_missing(call, missing):
+    """Report a timeout of one missing sender, if there is one. missing: of each element, as of `poll_messages`."""
+    position_plus_one = tl.max(missing, 0)
+    if position_plus_one > 0:
         if claim_report(call.words, call.limits):
-            sender = tl.where(missing_by_element - 1 >= call.rank, missing_by_element, missing_by_element - 1)
+            sender = tl.where(position_plus_one - 1 >= call.rank, position_plus_one, position_plus_one - 1)
             write_report(PACKED_OPERATION, sender, call.epoch, 0, call.words, call.limits, call.world_size)
 
 
@@ -436,8 +434,7 @@ def one_shot_sum(traits: tl.constexpr, call, source, out, epilogue_args, n, iter
 
 @triton.jit
 def scatter_sum(traits: tl.constexpr, call, source, out, epilogue_args, n, iterations):
-    """Push every shard of the own partial to its owner; sum the own shard in `out`, and in a two-shot push it to all
-    peers.
+    """Push every shard of the own partial to its owner; sum the own shard in `out`; in a two-shot push the sum to all.
 
     Returns the combined row statistic.
     """
@@ -490,8 +487,7 @@ def push_shard_partials(traits: tl.constexpr, call, source_words, iteration):
 
 @triton.jit
 def receive_shards(traits: tl.constexpr, call, inbox, out, epilogue_args, iterations):
-    """Receive the shards of all peers, and store them in their places in `out`. Returns a combined row statistic of
-    each."""
+    """Receive the shards of all peers into their places in `out`. Returns a combined row statistic of each."""
     SENDERS: tl.constexpr = traits.senders
     BLOCK: tl.constexpr = traits.block
     combined = ()

@@ -103,8 +103,7 @@ class _Graph:
         self.launch, self.upload = graph.launch, graph.upload
 
     def retarget(self, tensors: Mapping[str, int]) -> None:
-        """Use these addresses of the tensors from the next launch on. Raises MachineError if the driver refuses a
-        copy."""
+        """Use these addresses of the tensors from the next launch on. Raises MachineError if the driver refuses."""
         for node, description, step in self._retargetable:
             description.srcDevice = _address(step.source, tensors)
             description.dstDevice = _address(step.target, tensors)

@@ -100,7 +100,11 @@ WAIT_NUMBERS = ("low", "high", "count", "also", "also_count", "operation", "sign
 
 @triton.jit
 def begin_kernel(state, signals, claims, words, limits, signal_count, rank, world_size, BLOCK: tl.constexpr):
-    """Run the prologue of a call. signals: of this call's slot. claims: [4] tile counters. At most BLOCK ranks."""
+    """Run the prologue of a call: zero the last call's signals, send every peer a credit, wait for a credit of each.
+
+    A credit is the number of calls that the sender has finished. One block. signals: of this call's slot,
+    `signal_count`. claims: [4] work counters, zeroed. At most BLOCK ranks. Reports a peer whose credit is late.
+    """
     # All loads come first, so that they are in flight together: a prologue is a chain of memory latencies.
     peers = tl.arange(0, BLOCK)
     is_peer = peers < world_size
@@ -129,7 +133,7 @@ def begin_kernel(state, signals, claims, words, limits, signal_count, rank, worl
 
     tl.store(state + EPOCH, epoch)
     tl.store(state + USED_ADDRESS, signals.to(tl.int64))
-    # Added to a tensor: a count of one arrives as a plain number.
+    # Triton passes an argument of 1 as a constexpr: added to a tensor it is one.
     tl.store(state + USED_SIGNALS, tl.zeros([], tl.int64) + signal_count)
 
     # Read all peers' credits at once; wait for late ones only.

@@ -69,7 +69,8 @@ READ_CLOCK = "mov.u64 $0, %globaltimer;"
 # The low 32 bits of that clock: signed differences of up to two seconds are right.
 READ_SHORT_CLOCK = "mov.u32 $0, %globaltimer_lo;"
 
-# Sleeps until that clock shows a time, if it has not passed. Operands: unused, the time.
+# Sleeps for about the time left until that clock shows a time (`nanosleep` takes up to twice as long); not if it has
+# passed. Operands: unused, the time.
 SLEEP_UNTIL = """{
     .reg .b32 left;
     mov.u32 left, %globaltimer_lo;
@@ -79,7 +80,7 @@ SLEEP_UNTIL = """{
     mov.u32 $0, 0;
 }"""
 
-# The address so many words of 16 bytes behind another. Operands: words, address.
+# The address plus so many words of 16 bytes. Operands: words, address.
 WORDS_BEHIND = "mad.wide.u32 $0, $1, 16, $2;"
 
 # Thread 0 claims a tile for its block. Operands: result (the old counter; 0 in other threads), counter, thread.

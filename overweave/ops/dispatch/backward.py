@@ -1,4 +1,4 @@
-"""The gradients of an operator's factors: x's is a call of the operator's dual, w's a local product.
+"""Gradients of x and w of the operators: that of x is a call of the dual operator, that of w a local matmul.
 
     y = gather(x) @ w          dx = scatter(dy @ w.T)      dw = gather(x).T @ dy
     y = scatter(x @ w)         dx = gather(dy) @ w.T       dw = x.T @ gather(dy)
@@ -6,12 +6,12 @@
     y = all_to_all(x) @ w      dx = all_to_all(dy @ w.T)   dw = all_to_all(x).T @ dy
     y = all_to_all(x @ w)      dx = all_to_all(dy) @ w.T   dw = x.T @ all_to_all(dy)
 
-The gradient of the weight of a norm is that of all rows: behind a scatter, whose ranks norm their own rows, `summed`.
-Of several weights over one gather, the dual sums several products before one scatter, and the other way round.
+The gradient of a norm's weight is of all rows: after a scatter, whose ranks norm their own rows, it is all-reduced. The
+dual of a gather with several weights sums several products before one scatter, and vice versa.
 
-Under `create_graph=True`, where torch records what a backward pass computes, the collectives beside the products are
-differentiable ones: a tensor that all ranks have alike and each uses for its own part, such as the dy of an all-reduce,
-has a gradient that is summed over ranks (`replicated`).
+Under `create_graph=True` the collectives that go with the products are differentiable ones: a tensor that is the same
+on all ranks, and that each uses for its own part, such as the dy of an all-reduce, has a gradient that is summed over
+ranks (`replicated`).
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ from overweave.ops.dispatch.collectives import (
     reduce_scatter_rows,
     replicated,
 )
-from overweave.ops.dispatch.fake import tell_counters
+from overweave.ops.dispatch.fake import register_flop_formulas
 from overweave.ops.dispatch.route import place_of, told_of
-from overweave.ops.dispatch.schema import DEFINED, request_of
+from overweave.ops.dispatch.schema import DEFINED, to_schema_call
 
 Maybe = torch.Tensor | None
 
 
-class Kept(NamedTuple):
-    """What a call keeps for its gradients beside tensors.
+class CallInfo(NamedTuple):
+    """What the backward of a call needs besides tensors.
 
-    m: all rows of the product. save: what a gather keeps of x, `gathered`, `shard` or `columns`. plan: of the call,
-    and of what gathers columns again; dual_plan: of the dual. counts, most: of an exchange.
+    m: rows of the whole product. save: what a gather saves of x: `gathered`, `shard` or `columns`. plan: of the call,
+    and of the operator that gathers saved columns again; dual_plan: of the dual operator. counts, most: rows that ranks
+    exchange, and a rank's capacity.
     """
 
     operator: Operator
@@ -65,7 +66,7 @@ class Kept(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of each x and each w, None where nobody asked; and of the bias of one product."""
+    """Gradients of each x and each w, None if not needed, and of the bias of one product."""
 
     xs: list[Maybe]
     ws: list[Maybe]
@@ -73,173 +74,213 @@ class Gradients(NamedTuple):
 
 
 class NeededGradients(NamedTuple):
-    """Which gradients are wanted."""
+    """Which gradients are needed, as `ctx.needs_input_grad`."""
 
     xs: list[bool]
     ws: list[bool]
     bias: bool = False
 
 
-def gradients_of(kept: Kept, asked: NeededGradients, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
-    """dys: of the products; None where nothing reads one. xs: x, or what was kept of it, as `save` says. Collective."""
-    if kept.operator.gathers and not kept.operator.exchanges:
-        return _of_gather(kept, asked, dys, xs, ws)
+def gradients_of(info: CallInfo, needed: NeededGradients, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
+    """Return the gradients of a call. Collective: all ranks need the same ones.
+
+    dys: gradients of the products, None for a product that nothing reads. xs: x, or what was saved of it (`save`).
+    """
+    if info.operator.gathers and not info.operator.exchanges:
+        return _gather_gradients(info, needed, dys, xs, ws)
     (dy,) = dys
     if dy is None:
         return Gradients([None for _ in xs], [None for _ in ws])
-    if kept.operator.exchanges:
-        return _of_exchange(kept, asked, dy, xs[0], ws[0])
-    return (_of_scatter if kept.operator.scatters else _of_local)(kept, asked, dy, xs, ws)
+    if info.operator.exchanges:
+        return _exchange_gradients(info, needed, dy, xs[0], ws[0])
+    return (_scatter_gradients if info.operator.scatters else _local_gradients)(info, needed, dy, xs, ws)
 
 
-def _of_gather(kept: Kept, asked: NeededGradients, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
-    used = [index for index, dy in enumerate(dys) if dy is not None]
-    parts = [dys[index] for index in used]
+def _gather_gradients(
+    info: CallInfo, needed: NeededGradients, dys: list[Maybe], xs: list[Any], ws: list[Any]
+) -> Gradients:
+    """Return the gradients of an all-gather matmul: dx by the dual (a reduce-scatter matmul), dw from gathered rows."""
+    with_dy = [index for index, dy in enumerate(dys) if dy is not None]
+    present_dys = [dys[index] for index in with_dy]
     dx: Maybe = None
     dws: list[Maybe] = [None for _ in dys]
-    bias = torch.cat([_column_sums(dy, w) for dy, w in zip(dys, ws, strict=True)]) if asked.bias else None
-    if not used:
+    bias = torch.cat([_column_sums(dy, w) for dy, w in zip(dys, ws, strict=True)]) if needed.bias else None
+    if not with_dy:
         return Gradients([None], dws, bias)
-    if asked.xs[0]:
-        (dx,) = _dual(kept, parts, [ws[index].t() for index in used])
-    wanted = [index for index in used if asked.ws[index]]
-    if wanted and kept.save == "columns":
-        found = _call(kept.operator, kept, xs, [dys[index] for index in wanted], m=ws[0].shape[0], plan=kept.plan)
-        dws = [found[wanted.index(index)] if index in wanted else None for index in range(len(dys))]
-    elif wanted:
-        rows = gathered(kept, xs[0]) if kept.save == "shard" else xs[0]
-        dws = [_of_weight(rows, dys[index], ws[index]) if index in wanted else None for index in range(len(dys))]
+    if needed.xs[0]:
+        (dx,) = _call_dual(info, present_dys, [ws[index].t() for index in with_dy])
+    needed_ws = [index for index in with_dy if needed.ws[index]]
+    if needed_ws and info.save == "columns":
+        dws_found = _call_operator(
+            info.operator, info, xs, [dys[index] for index in needed_ws], m=ws[0].shape[0], plan=info.plan
+        )
+        dws = [dws_found[needed_ws.index(index)] if index in needed_ws else None for index in range(len(dys))]
+    elif needed_ws:
+        rows = all_gather_rows_of(info, xs[0]) if info.save == "shard" else xs[0]
+        dws = [
+            _weight_gradient(rows, dys[index], ws[index]) if index in needed_ws else None for index in range(len(dys))
+        ]
     return Gradients([dx], dws, bias)
 
 
-def _of_scatter(kept: Kept, asked: NeededGradients, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
-    transposed = [w.t() for w, is_asked in zip(ws, asked.xs, strict=True) if is_asked]
-    needs_rows, is_recorded = asked.bias or any(asked.ws), torch.is_grad_enabled()
-    returns_rows = needs_rows and bool(transposed) and not is_recorded
-    found = _dual(kept, [dy], transposed, m=kept.m, return_gathered=returns_rows) if transposed else []
-    rows = found.pop() if returns_rows else gathered(kept, dy) if needs_rows else dy
-    bias = None if not asked.bias else summed(kept, dy.sum(0)) if is_recorded else rows.sum(0)
-    dxs = [found.pop(0) if is_asked else None for is_asked in asked.xs]
-    dws = [_of_weight(x, rows, w) if is_asked else None for x, w, is_asked in zip(xs, ws, asked.ws, strict=True)]
+def _scatter_gradients(
+    info: CallInfo, needed: NeededGradients, dy: torch.Tensor, xs: list[Any], ws: list[Any]
+) -> Gradients:
+    """Return the gradients of a matmul reduce-scatter: dx by the dual (an all-gather matmul), dw from gathered dy."""
+    ws_t = [w.t() for w, is_needed in zip(ws, needed.xs, strict=True) if is_needed]
+    needs_rows, is_recorded = needed.bias or any(needed.ws), torch.is_grad_enabled()
+    returns_rows = needs_rows and bool(ws_t) and not is_recorded
+    dual_results = _call_dual(info, [dy], ws_t, m=info.m, return_gathered=returns_rows) if ws_t else []
+    rows = dual_results.pop() if returns_rows else all_gather_rows_of(info, dy) if needs_rows else dy
+    bias = None if not needed.bias else all_reduce_sum(info, dy.sum(0)) if is_recorded else rows.sum(0)
+    dxs = [dual_results.pop(0) if is_needed else None for is_needed in needed.xs]
+    dws = [
+        _weight_gradient(x, rows, w) if is_needed else None for x, w, is_needed in zip(xs, ws, needed.ws, strict=True)
+    ]
     return Gradients(dxs, dws, bias)
 
 
-def _of_local(kept: Kept, asked: NeededGradients, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
-    rows = replicated(exchange_of(kept), dy)
-    dxs = [rows @ w.t() if is_asked else None for w, is_asked in zip(ws, asked.xs, strict=True)]
-    dws = [_of_weight(x, rows, w) if is_asked else None for x, w, is_asked in zip(xs, ws, asked.ws, strict=True)]
-    return Gradients(dxs, dws, dy.sum(0) if asked.bias else None)
+def _local_gradients(
+    info: CallInfo, needed: NeededGradients, dy: torch.Tensor, xs: list[Any], ws: list[Any]
+) -> Gradients:
+    """Return the gradients of a product whose dy is the same on all ranks: plain matmuls."""
+    rows = replicated(gradient_exchange(info), dy)
+    dxs = [rows @ w.t() if is_needed else None for w, is_needed in zip(ws, needed.xs, strict=True)]
+    dws = [
+        _weight_gradient(x, rows, w) if is_needed else None for x, w, is_needed in zip(xs, ws, needed.ws, strict=True)
+    ]
+    return Gradients(dxs, dws, dy.sum(0) if needed.bias else None)
 
 
-def _of_exchange(kept: Kept, asked: NeededGradients, dy: torch.Tensor, x: Any, w: Any) -> Gradients:
-    """Blocks travel back by the counts transposed. Those of the product of a weight's gradient go by the library."""
+def _exchange_gradients(info: CallInfo, needed: NeededGradients, dy: torch.Tensor, x: Any, w: Any) -> Gradients:
+    """Return the gradients of an all-to-all matmul: rows travel back, by transposed counts.
+
+    dx by the dual operator; for dw the rows, or dy, go by a torch.distributed all-to-all first.
+    """
     dx = dw = None
-    back = None if kept.counts is None else transposed(kept.counts)
-    if asked.xs[0]:
-        (dx,) = _dual(kept, [dy], [w.t()], counts=back, most=kept.most)
-    if asked.ws[0]:
-        gathers = kept.operator.gathers
-        rows = exchanged(kept, x, kept.counts) if gathers else x
-        dw = _of_weight(rows, dy if gathers else exchanged(kept, dy, back), w)
+    return_counts = None if info.counts is None else transpose_counts(info.counts)
+    if needed.xs[0]:
+        (dx,) = _call_dual(info, [dy], [w.t()], counts=return_counts, most=info.most)
+    if needed.ws[0]:
+        gathers = info.operator.gathers
+        rows = all_to_all_rows(info, x, info.counts) if gathers else x
+        dw = _weight_gradient(rows, dy if gathers else all_to_all_rows(info, dy, return_counts), w)
     return Gradients([dx], [dw])
 
 
-def _of_weight(x: torch.Tensor, dy: Any, w: torch.Tensor) -> Any:
-    """In the memory layout of w, so that nothing copies it where it is added up."""
+def _weight_gradient(x: torch.Tensor, dy: Any, w: torch.Tensor) -> Any:
+    """Return x.T @ dy, in the memory layout of w, so that accumulating it into w.grad needs no copy."""
     return x.t() @ dy if w.is_contiguous() else (dy.t() @ x).t()
 
 
 def _column_sums(dy: Maybe, w: torch.Tensor) -> torch.Tensor:
+    """Return the bias gradient of one product: sums of dy's columns, or zeros of w's width without dy."""
     return w.new_zeros(w.shape[1]) if dy is None else dy.sum(0)
 
 
-def _dual(kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
-    dual = kept.operator.dual
+def _call_dual(info: CallInfo, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
+    """Call the operator that computes the gradient of x, such as a matmul reduce-scatter for an all-gather matmul."""
+    dual = info.operator.dual
     assert dual
-    return _call(record_of(dual), kept, xs, ws, plan=kept.dual_plan, **options)
+    return _call_operator(record_of(dual), info, xs, ws, plan=info.dual_plan, **options)
 
 
-def _call(operator: Operator, kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
+def _call_operator(
+    operator: Operator, info: CallInfo, xs: list[Any], ws: list[Any], **options: Any
+) -> list[torch.Tensor]:
+    """Call an operator: through its op if a tracer or mode watches, else directly. Return its results."""
     defined = DEFINED[operator.name]
     if is_watched():
-        tell_counters()
-        request = request_of(defined.names, kept.group_name, {"x": xs, "w": ws, **options})
-        return list(defined.op(*request.tensors, **request.options, **told_of(place_of(kept.group_name))))
+        register_flop_formulas()
+        schema_call = to_schema_call(defined.names, info.group_name, {"x": xs, "w": ws, **options})
+        return list(defined.op(*schema_call.tensors, **schema_call.options, **told_of(place_of(info.group_name))))
     x, w = (each if len(each) > 1 else each[0] for each in (xs, ws))
-    return defined.eager(kept.group_name, {"x": x, "w": w, **options})
+    return defined.eager(info.group_name, {"x": x, "w": w, **options})
 
 
-def exchange_of(kept: Kept) -> Exchange:
-    """What ranks compare where a gradient that torch records goes by a collective."""
-    return Exchange(place_of(kept.group_name), f"gradients of {kept.operator.name}")
+def gradient_exchange(info: CallInfo) -> Exchange:
+    """Return the group and the description that ranks compare, for collectives of gradients that autograd records."""
+    return Exchange(place_of(info.group_name), f"gradients of {info.operator.name}")
 
 
-def gathered(kept: Kept, rows: torch.Tensor) -> Any:
-    """The rows of all ranks, `[m, cols]`, by the library: no product waits for them. Dealt as by torch.chunk."""
-    if kept.world_size == 1:
+def all_gather_rows_of(info: CallInfo, rows: torch.Tensor) -> Any:
+    """Return the rows of all ranks, `[m, cols]`, from shards as torch.chunk divides them, by torch.distributed."""
+    if info.world_size == 1:
         return rows
     if torch.is_grad_enabled():
-        return all_gather_rows(exchange_of(kept), rows, kept.m)
-    most = -(-kept.m // kept.world_size)
-    padded = rows if kept.m % kept.world_size == 0 else torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0]))
+        return all_gather_rows(gradient_exchange(info), rows, info.m)
+    shard_rows_padded = -(-info.m // info.world_size)
+    padded = (
+        rows
+        if info.m % info.world_size == 0
+        else torch.nn.functional.pad(rows, (0, 0, 0, shard_rows_padded - rows.shape[0]))
+    )
     if is_watched():
-        return _recorded("all_gather_into_tensor", padded.contiguous(), kept.world_size, kept.group_name)[: kept.m]
-    # The functional collective would do; of tensors on a GPU that gloo gathers, it ends the process (torch 2.11).
-    every = rows.new_empty((most * kept.world_size, *rows.shape[1:]))
-    run_collective(group_of(kept.group_name), all_gather_single, every, padded.contiguous())
-    return every[: kept.m]
+        return _traced_collective("all_gather_into_tensor", padded.contiguous(), info.world_size, info.group_name)[
+            : info.m
+        ]
+    # Not the functional collective: with GPU tensors and gloo it kills the process (torch 2.11).
+    all_rows = rows.new_empty((shard_rows_padded * info.world_size, *rows.shape[1:]))
+    run_collective(group_of(info.group_name), all_gather_single, all_rows, padded.contiguous())
+    return all_rows[: info.m]
 
 
-def transposed(counts: Counts) -> list[list[int]]:
-    """Counts of the same blocks on their way back."""
+def transpose_counts(counts: Counts) -> list[list[int]]:
+    """Transpose counts `[W, W]`: those of the same rows on their way back."""
     return [list(column) for column in zip(*counts, strict=True)]
 
 
-def exchanged(kept: Kept, rows: torch.Tensor, counts: Counts | None) -> torch.Tensor:
-    """The blocks of rows that all ranks have for this one, one below the other, by the library."""
-    even = [rows.shape[0] // kept.world_size] * kept.world_size
+def all_to_all_rows(info: CallInfo, rows: torch.Tensor, counts: Counts | None) -> torch.Tensor:
+    """Return all ranks' rows for this one, in rank order, by a torch.distributed all-to-all. counts None: even."""
+    even = [rows.shape[0] // info.world_size] * info.world_size
     sent, received = even, even
     if counts is not None:
-        sent, received = list(counts[kept.rank]), [row[kept.rank] for row in counts]
+        sent, received = list(counts[info.rank]), [row[info.rank] for row in counts]
     if torch.is_grad_enabled():
-        moved: torch.Tensor = all_to_all_single_autograd(rows.contiguous(), received, sent, kept.group_name)
+        moved: torch.Tensor = all_to_all_single_autograd(rows.contiguous(), received, sent, info.group_name)
         return moved
     if is_watched():
-        return _recorded("all_to_all_single", rows.contiguous(), received, sent, kept.group_name)
-    every = rows.new_empty((sum(received), *rows.shape[1:]))
-    sides = every, rows.contiguous(), received, sent
-    run_collective(group_of(kept.group_name), dist.all_to_all_single, *sides)
-    return every
+        return _traced_collective("all_to_all_single", rows.contiguous(), received, sent, info.group_name)
+    received_rows = rows.new_empty((sum(received), *rows.shape[1:]))
+    sides = received_rows, rows.contiguous(), received, sent
+    run_collective(group_of(info.group_name), dist.all_to_all_single, *sides)
+    return received_rows
 
 
-def summed(kept: Kept, part: torch.Tensor) -> torch.Tensor:
-    """The sum over ranks of each one's part, fp32, by the library, of what no product waits for."""
-    if kept.world_size == 1:
+def all_reduce_sum(info: CallInfo, part: torch.Tensor) -> torch.Tensor:
+    """Sum each rank's part, fp32, over ranks, by torch.distributed; in place, unless recorded or traced."""
+    if info.world_size == 1:
         return part
     if torch.is_grad_enabled():
-        return all_reduce_rows(exchange_of(kept), part)
+        return all_reduce_rows(gradient_exchange(info), part)
     if is_watched():
-        return _recorded("all_reduce", part, "sum", kept.group_name)
-    run_collective(group_of(kept.group_name), dist.all_reduce, part)
+        return _traced_collective("all_reduce", part, "sum", info.group_name)
+    run_collective(group_of(info.group_name), dist.all_reduce, part)
     return part
 
 
-def _recorded(collective: str, *arguments: Any) -> torch.Tensor:
-    """What a functional collective of torch returns, which tracers record."""
-    every: torch.Tensor = c10d_functional.wait_tensor(getattr(c10d_functional, collective)(*arguments))
-    return every
+def _traced_collective(collective: str, *arguments: Any) -> torch.Tensor:
+    """Return the result of torch's functional collective of this name, which tracers can record."""
+    result: torch.Tensor = c10d_functional.wait_tensor(getattr(c10d_functional, collective)(*arguments))
+    return result
 
 
-def added_to_shard(kept: Kept, dx: Maybe, d_gathered: torch.Tensor, is_alike: bool) -> torch.Tensor:
-    """The gradient of a shard of whose gathered rows there is a gradient, too. is_alike: the same on all ranks, as that
-    of rows that the call returned; else each rank has a part of it, as of rows that a gradient of a weight read."""
-    exchange = exchange_of(kept)
-    of_shard = own_rows(exchange, d_gathered) if is_alike else reduce_scatter_rows(exchange, d_gathered)
-    return of_shard if dx is None else dx + of_shard
+def add_own_rows(info: CallInfo, dx: Maybe, d_gathered: torch.Tensor, is_replicated: bool) -> torch.Tensor:
+    """Return a shard's gradient plus its rows of the gathered tensor's gradient.
+
+    is_replicated: that is the same on all ranks, as of rows that the call returned; else it is summed over ranks, as of
+    saved rows that each rank's gradient of a weight has read.
+    """
+    exchange = gradient_exchange(info)
+    shard_gradient = own_rows(exchange, d_gathered) if is_replicated else reduce_scatter_rows(exchange, d_gathered)
+    return shard_gradient if dx is None else dx + shard_gradient
 
 
 def norm_gradients(z: torch.Tensor, weight: torch.Tensor, eps: float, dy: torch.Tensor) -> tuple[Any, Any]:
-    """Of the rows z, rounded once, and of the weight, fp32, where `y = z / sqrt(mean(z ** 2) + eps) * weight`."""
+    """Return the gradients of RMSNorm: of z in its dtype, and of the weight in fp32.
+
+    y = z / sqrt(mean(z ** 2) + eps) * weight.
+    """
     z32, scaled = z.float(), dy.float() * weight.float()
     inverse = torch.rsqrt(z32.square().mean(1, keepdim=True) + eps)
     normed = z32 * inverse
@@ -247,8 +288,8 @@ def norm_gradients(z: torch.Tensor, weight: torch.Tensor, eps: float, dy: torch.
     return dz.to(z.dtype), (dy.float() * normed).sum(0)
 
 
-def kept_of(operator: Operator, group_name: str, rows: Any, options: dict[str, Any]) -> Kept:
-    """What to keep of a call on `rows` rows of x. Raises InputError for an unknown `save`."""
+def call_info(operator: Operator, group_name: str, rows: Any, options: dict[str, Any]) -> CallInfo:
+    """Return the CallInfo of a call on `rows` rows of x. Raises InputError for an unknown `save`."""
     place = place_of(group_name)
     save = options.get("save", "gathered")
     if save not in ("gathered", "shard", "columns"):
@@ -263,4 +304,4 @@ def kept_of(operator: Operator, group_name: str, rows: Any, options: dict[str, A
     plans = options.get("plan"), options.get("backward_plan")
     counts = options.get(COUNTS)
     exchange = counts.rows if isinstance(counts, RowCounts) else counts, options.get("most")
-    return Kept(operator, group_name, world_size, place.rank, m, save, *plans, *exchange)
+    return CallInfo(operator, group_name, world_size, place.rank, m, save, *plans, *exchange)

@@ -1,10 +1,10 @@
-"""Rows between ranks by library collectives, as ops of torch with gradients; ranks agree on each call before it runs.
+"""Collectives of rows by torch.distributed, as ops of torch with gradients; ranks agree on each call before it runs.
 
-all_gather_rows       [m/W, k] -> [m, k]        its gradient is summed and scattered
-reduce_scatter_rows   [m, n]   -> [m/W, n]      its gradient is gathered
-all_reduce_rows       [m, n]   -> [m, n]        its gradient passes
-replicated            x -> x, the same on every rank; its gradient is summed over ranks
-own_rows              [m, n]   -> [m/W, n]      of rows that are the same on every rank; its gradient is gathered
+all_gather_rows       [m/W, k] -> [m, k]        gradient: reduce-scatter
+reduce_scatter_rows   [m, n]   -> [m/W, n]      gradient: all-gather
+all_reduce_rows       [m, n]   -> [m, n]        gradient: identity
+replicated            x -> x, the same on every rank; gradient: all-reduce
+own_rows              [m, n]   -> [m/W, n]      of rows that are the same on every rank; gradient: all-gather
 
 All may be differentiated any number of times.
 """
@@ -33,56 +33,56 @@ _AGREED: OfGroup[set[bytes]] = OfGroup()
 
 
 class Exchange(NamedTuple):
-    """Where rows travel, and for whom. told: of the public call, in words that all ranks compare."""
+    """A group's rank, and a description of the public call that all ranks compare (`told`)."""
 
     place: GroupRank
     told: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """As the ops take it."""
+        """Return the keyword arguments by which the ops take it."""
         return {"group_name": self.place.name, "told": self.told, "place": [self.place.rank, self.place.world_size]}
 
 
 def exchange_in(group: GroupLike, told: str) -> Exchange:
-    """The exchange of a call. Raises GroupError."""
+    """Return the Exchange of a call in a group. Raises GroupError."""
     return Exchange(place_of(group), told)
 
 
 def agreed(group_name: str, signature: str, move: Callable[[Group], MovedRows]) -> MovedRows:
-    """Runs a collective once every rank is known to make the same call: the first time of a signature ranks wait for
-    each other, later they compare as they pass.
+    """Run a collective after all ranks are known to make the same call.
 
-    Raises RankMismatch on every rank if calls differ, and PeerError for what a peer did not do.
+    The first call of a signature waits for all ranks; later ones post it without waiting. Raises RankMismatch on every
+    rank if calls differ, and PeerError for a peer that died or stalled.
     """
     group = group_of(group_name)
     board, told = Board.of(group), signature.encode()
     with group.lock:
-        known = _AGREED.setdefault(group.process_group, set())
+        signatures = _AGREED.setdefault(group.process_group, set())
         board.user_calls += 1
-        if told in known:
+        if told in signatures:
             board.post(told)
         else:
             board.agree(told)
-            known.clear() if len(known) >= MOST_AGREED else None
-            known.add(told)
+            signatures.clear() if len(signatures) >= MOST_AGREED else None
+            signatures.add(told)
         try:
-            moved = move(group)
+            result = move(group)
         except BaseException as error:
             board.report_failure(error, signature)
             raise
         if not board.is_watched:
             board.finish()
-    return moved
+    return result
 
 
 def described(name: str, x: torch.Tensor, m: int | str = "") -> str:
-    """A collective of matrices in words: what all ranks must have alike. m: rows of all ranks, if that is such."""
+    """Return a description of a collective, of what all ranks must have alike. m: rows of all ranks, or empty."""
     return f"{name} of [{m}, {', '.join(map(str, x.shape[1:]))}] {x.dtype}".replace("torch.", "")
 
 
 def all_gather_rows(exchange: Exchange, x: torch.Tensor, m: int) -> torch.Tensor:
-    """The rows of all ranks, `[m, ...]`, of shards that are dealt as torch.chunk deals them."""
+    """Gather the rows of all ranks, `[m, ...]`, from shards as torch.chunk divides them."""
     if exchange.place.world_size == 1:
         return x
     gathered: torch.Tensor = torch.ops.overweave.all_gather_rows(x, m=m, **exchange.options)
@@ -90,7 +90,7 @@ def all_gather_rows(exchange: Exchange, x: torch.Tensor, m: int) -> torch.Tensor
 
 
 def reduce_scatter_rows(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
-    """This rank's rows of the sum of all ranks' x."""
+    """Return this rank's rows of the sum of all ranks' x."""
     if exchange.place.world_size == 1:
         return x
     scattered: torch.Tensor = torch.ops.overweave.reduce_scatter_rows(x, **exchange.options)
@@ -98,7 +98,7 @@ def reduce_scatter_rows(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
 
 
 def all_reduce_rows(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
-    """The sum of all ranks' x."""
+    """Return the sum of all ranks' x."""
     if exchange.place.world_size == 1:
         return x
     summed: torch.Tensor = torch.ops.overweave.all_reduce_rows(x, **exchange.options)
@@ -106,7 +106,7 @@ def all_reduce_rows(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
 
 
 def replicated(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
-    """x, whose gradient is the sum of what all ranks find."""
+    """Return x, the same on every rank; its gradient is the sum of all ranks' gradients."""
     if exchange.place.world_size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
         return x
     differentiated: Any = _Replicated
@@ -151,7 +151,7 @@ class _OwnRows(torch.autograd.Function):
 
 
 def _count_own_rows(m: int, place: list[int]) -> int:
-    """How many of m rows this rank has. A symbol is asked no more than it must."""
+    """Return how many of m rows this rank has. place: (rank, world size). Guards a symbolic m as little as it can."""
     rank, ranks = place
     if m % ranks == 0:
         return m // ranks
@@ -160,6 +160,8 @@ def _count_own_rows(m: int, place: list[int]) -> int:
 
 
 def _gather(x: torch.Tensor, *, m: int, group_name: str, told: str, place: list[int]) -> torch.Tensor:
+    """Kernel of `all_gather_rows`: pads shards to equal rows, gathers, drops the padding."""
+
     def move(group: Group) -> torch.Tensor:
         ranks, size = group.world_size, -(-m // group.world_size)
         sent = x.contiguous()
@@ -175,6 +177,8 @@ def _gather(x: torch.Tensor, *, m: int, group_name: str, told: str, place: list[
 
 
 def _scatter(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
+    """Kernel of `reduce_scatter_rows`: pads rows to equal shards, sums and scatters, drops the padding."""
+
     def move(group: Group) -> torch.Tensor:
         ranks, m = group.world_size, x.shape[0]
         size, own = -(-m // ranks), _count_own_rows(m, place)
@@ -212,22 +216,22 @@ def _reduce_fake(x: torch.Tensor, *, group_name: str, told: str, place: list[int
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     ctx.options, ctx.m = dict(keyword_only_inputs), inputs[0].shape[0]
 
 
-def _of_gradients(options: dict[str, Any]) -> dict[str, Any]:
+def _gradient_options(options: dict[str, Any]) -> dict[str, Any]:
     told = str(options["told"]).removeprefix("gradients of ")
     return {name: each for name, each in options.items() if name != "m"} | {"told": f"gradients of {told}"}
 
 
 def _gather_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-    scattered: torch.Tensor = torch.ops.overweave.reduce_scatter_rows(gradient, **_of_gradients(ctx.options))
+    scattered: torch.Tensor = torch.ops.overweave.reduce_scatter_rows(gradient, **_gradient_options(ctx.options))
     return scattered
 
 
 def _scatter_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-    gathered: torch.Tensor = torch.ops.overweave.all_gather_rows(gradient, m=ctx.m, **_of_gradients(ctx.options))
+    gathered: torch.Tensor = torch.ops.overweave.all_gather_rows(gradient, m=ctx.m, **_gradient_options(ctx.options))
     return gathered
 
 
@@ -242,4 +246,4 @@ for _name, _arguments, _move, _fake, _backward in (
     ("all_reduce_rows", "", _reduce, _reduce_fake, _reduce_backward),
 ):
     _schema = f"(Tensor x, *, {_arguments}{WHERE}) -> Tensor"
-    define(TorchOp(_name, _schema, _move, _fake, _backward, _keep, is_twice_differentiable=True))
+    define(TorchOp(_name, _schema, _move, _fake, _backward, _setup_context, is_twice_differentiable=True))

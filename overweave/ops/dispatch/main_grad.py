@@ -1,4 +1,4 @@
-"""Gradients of weights that are added up elsewhere: in `weight.main_grad`, as Megatron-LM keeps them in fp32."""
+"""Gradients accumulated in `weight.main_grad`, as Megatron-LM keeps them in fp32, instead of `weight.grad`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overweave.errors import InputError
 
 
 class _IntoMainGrad(torch.autograd.Function):
-    """A weight as it is, whose gradient is added to its `main_grad`."""
+    """The identity of a weight; its backward adds the gradient to `weight.main_grad`."""
 
     @staticmethod
     def forward(ctx: Any, weight: Any) -> Any:
@@ -23,16 +23,16 @@ class _IntoMainGrad(torch.autograd.Function):
         weight.main_grad.add_(gradient.detach())  # which has a history under create_graph=True
         if not hasattr(weight, "grad_added_to_main_grad"):
             return None
-        # SOURCE: Megatron-LM, core/tensor_parallel/layers.py: hooks of the weight run where it gets a gradient, whose
-        # values they pass over by this mark.
+        # SOURCE: Megatron-LM, core/tensor_parallel/layers.py: hooks of the weight need some gradient to run; by this
+        # mark they ignore its values.
         weight.grad_added_to_main_grad = True
         return torch.empty_like(gradient)
 
 
 def added_to_main_grad(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """The weight; its gradient is added to `weight.main_grad`, and `weight.grad` stays None.
+    """Return the weight; its gradient is added to `weight.main_grad`, and `weight.grad` stays None.
 
-    Raises InputError where there is no such tensor of its shape.
+    Raises InputError if `weight.main_grad` is no tensor of its shape.
     """
     main = getattr(weight, "main_grad", None)
     if not isinstance(main, torch.Tensor) or main.shape != weight.shape:

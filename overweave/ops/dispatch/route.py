@@ -1,5 +1,5 @@
-"""The way of a call through torch's dispatcher: of code that a compiler reads or a tracer records, under autocast, and
-of tensors that are differentiated. All other calls go past it.
+"""Calls through torch's dispatcher: of code that is compiled or traced, under autocast, or with tensors that require
+grad. All other calls bypass it.
 """
 
 from __future__ import annotations
@@ -21,108 +21,109 @@ from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.call.operands import check_kinds, with_weights
 from overweave.ops.call.side_by_side import check_pairs
 from overweave.ops.call.surroundings import is_read_by_compiler, is_watched
-from overweave.ops.dispatch.fake import tell_counters
+from overweave.ops.dispatch.fake import register_flop_formulas
 from overweave.ops.dispatch.schema import (
     DEFINED,
     OF_GRADIENTS,
     PLACE,
     Defined,
     OperatorArguments,
-    request_of,
     results_of,
+    to_schema_call,
 )
 
 
-def by_dispatcher(operator: Operator, group: GroupLike, given: OperatorArguments) -> dict[str, torch.Tensor]:
-    """A call of an operator as one op `torch.ops.overweave.*`: its results by name.
+def by_dispatcher(operator: Operator, group: GroupLike, arguments: OperatorArguments) -> dict[str, torch.Tensor]:
+    """Call an operator as one op `torch.ops.overweave.*`; return its results by name.
 
-    Raises InputError for what the operator's schema cannot say, and for an operator without an op.
+    Raises InputError for arguments that do not fit the operator's schema, and for an operator without an op.
     """
     defined = DEFINED.get(operator.name)
     if defined is None:
         cure = "Call it under torch.no_grad(), without tracers and autocast"
         raise refused(group, InputError(f"{operator.name} in torch's dispatcher", "it has no op there", cure))
     if operator.exchanges:
-        given = _in_one_row(operator, group, given)
+        arguments = _route_rows(operator, group, arguments)
     place = place_of(group)
     if is_read_by_compiler():
-        return results_of(given, _by_op(defined, place, given))
-    is_seen = is_watched() or is_any_autocast_enabled()
-    if is_seen:
-        tell_counters()
+        return results_of(arguments, _by_op(defined, place, arguments))
+    is_watched_or_cast = is_watched() or is_any_autocast_enabled()
+    if is_watched_or_cast:
+        register_flop_formulas()
     try:
-        found = _by_op(defined, place, given) if is_seen else defined.eager(place.name, given)
-        return results_of(given, found)
+        results = _by_op(defined, place, arguments) if is_watched_or_cast else defined.eager(place.name, arguments)
+        return results_of(arguments, results)
     except OverweaveError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError):
-        if not _is_imagined():  # torch's words say nothing of the operator, and leave its peers waiting
-            _check(operator, group, given)
+        if not _nothing_runs():  # raise our own error, on all ranks, if the arguments explain it
+            _raise_if_invalid(operator, group, arguments)
         raise
 
 
-def _by_op(defined: Defined, place: GroupRank, given: OperatorArguments) -> list[torch.Tensor]:
-    request = request_of(defined.names, place.name, given)
-    results: list[torch.Tensor] = defined.op(*request.tensors, **request.options, **told_of(place))
+def _by_op(defined: Defined, place: GroupRank, arguments: OperatorArguments) -> list[torch.Tensor]:
+    """Call the op itself, with the rank and world size of the place, so that they become part of a traced graph."""
+    schema_call = to_schema_call(defined.names, place.name, arguments)
+    results: list[torch.Tensor] = defined.op(*schema_call.tensors, **schema_call.options, **told_of(place))
     return results
 
 
 def told_of(place: GroupRank) -> OperatorArguments:
-    """What a recorded call tells of the place where it was recorded."""
+    """Return the op's argument that names this rank and the world size in a traced graph."""
     return {PLACE: [place.rank, place.world_size]}
 
 
-def _in_one_row(operator: Operator, group: GroupLike, given: OperatorArguments) -> OperatorArguments:
-    """What was passed, with the rows of x in the order in which they are sent.
+def _route_rows(operator: Operator, group: GroupLike, arguments: OperatorArguments) -> OperatorArguments:
+    """Return the arguments with the rows of x in the order in which an all-to-all sends them.
 
-    Where nothing runs, the values of counts and tokens are not looked at: the op does that, when it runs.
+    While tracing or compiling, values of counts and tokens are unknown: the op checks them when it runs.
     """
-    if not _is_imagined():
+    if not _nothing_runs():
         try:
-            return routed(operator, group_of(group), given)
+            return routed(operator, group_of(group), arguments)
         except InputError as error:
             raise refuse(group_of(group), error) from None
-    tokens = given.get(TOKENS)
+    tokens = arguments.get(TOKENS)
     if tokens is None:
-        return given
-    return {**given, "x": given["x"].index_select(0, torch.as_tensor(tokens)), TOKENS: None}
+        return arguments
+    return {**arguments, "x": arguments["x"].index_select(0, torch.as_tensor(tokens)), TOKENS: None}
 
 
-def _check(operator: Operator, group: GroupLike, given: OperatorArguments) -> None:
-    """Raises InputError, on every rank, for arguments that do not fit the schema."""
+def _raise_if_invalid(operator: Operator, group: GroupLike, arguments: OperatorArguments) -> None:
+    """Raise InputError, on every rank, if the arguments do not fit the schema."""
     try:
-        x = given["x"]
-        known = {name: value for name, value in given.items() if name not in OF_GRADIENTS}
+        x = arguments["x"]
+        known = {name: value for name, value in arguments.items() if name not in OF_GRADIENTS}
         if isinstance(x, (list, tuple)):
-            check_pairs(operator, x, given["w"])
-            known |= {"x": x[0], "w": given["w"][0]}
+            check_pairs(operator, x, arguments["w"])
+            known |= {"x": x[0], "w": arguments["w"][0]}
         check_kinds(operator, with_weights(known) if isinstance(known["w"], (list, tuple)) else known)
     except InputError as error:
         raise refuse(group_of(group), error) from None
 
 
 def refused(group: GroupLike, error: OverweaveError) -> OverweaveError:
-    """The error to raise, once the peers know that this rank takes no part. Where nothing runs, none needs to."""
-    return error if _is_imagined() else refuse(group_of(group), error)
+    """Notify the peers that this rank refuses the call; return the error to raise. Under tracing nobody is notified."""
+    return error if _nothing_runs() else refuse(group_of(group), error)
 
 
 @contextmanager
 def refusing(group: GroupLike) -> Iterator[None]:
-    """What is refused inside, the peers hear of before it is raised."""
+    """Notify the peers of an InputError raised inside before it leaves, so that they raise instead of waiting."""
     try:
         yield
     except InputError as error:
         raise refused(group, error) from None
 
 
-def _is_imagined() -> bool:
-    """Whether nothing may run: a compiler or a tracer looks on."""
+def _nothing_runs() -> bool:
+    """Return whether a compiler or tracer watches, so that nothing may run."""
     return is_read_by_compiler() or is_watched()
 
 
 class GroupRank(NamedTuple):
-    """A rank in a group. name: what torch calls the group, the one thing of it that graphs can hold. ranks: of the
-    world, in order: groups that have the same are equal, whatever they are called."""
+    """A rank in a group. name: torch's name of the group, which graphs can hold. ranks: the group's world ranks, in
+    order: groups with the same ones are equal, whatever their names."""
 
     name: str
     world_size: int
@@ -130,14 +131,16 @@ class GroupRank(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-_PLACES: dict[object, tuple[dist.ProcessGroup, GroupRank]] = {}  # of process groups, by themselves and by their names
+_PLACES: dict[
+    object, tuple[dist.ProcessGroup, GroupRank]
+] = {}  # process group, or its name -> (process group, this rank in it)
 atexit.register(_PLACES.clear)  # a process group must not outlive the interpreter
 
 
 def place_of(group: GroupLike) -> GroupRank:
-    """Where this rank stands in a group, remembered as long as the group lives. Raises GroupError."""
+    """Return this rank's place in a group, cached as long as the group lives. Raises GroupError."""
     key = dist.group.WORLD if group is None else group
-    known = _PLACES.get(key)  # a mesh is no key: one that is equal has groups of its own
+    known = _PLACES.get(key)  # never a mesh: equal meshes have groups of their own
     if known is not None and known[0] in LIVE_GROUPS:
         return known[1]
     process_group = process_group_of(group)
@@ -149,6 +152,6 @@ def place_of(group: GroupLike) -> GroupRank:
     return place
 
 
-# A compiler takes the place as a constant of the graph. torch.compiler.assume_constant_result says so by this mark,
-# too, and would load the compiler.
+# torch.compile treats the result as a constant of the graph. torch.compiler.assume_constant_result sets the same mark,
+# but would import the compiler.
 place_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

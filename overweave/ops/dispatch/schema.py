@@ -38,20 +38,20 @@ PRODUCTS = tuple(indexed_name("y", index) for index in range(LONGEST_LIST))
 
 
 class SchemaCall(NamedTuple):
-    """A call in the words of a schema: tensors in order, and the rest by name."""
+    """Arguments of an op: tensors in the schema's order, and options by name."""
 
     tensors: tuple[Any, ...]
     options: OperatorArguments
 
 
-def beside(operator: Operator) -> tuple[str, ...]:
-    """The tensors that an operator takes beside its factors, in the order of its schema."""
+def tensor_names(operator: Operator) -> tuple[str, ...]:
+    """Return the names of the tensors that an operator takes besides x and w, in its schema's order."""
     return tuple(each.name for form in operator.forms.allowed for each in form.inputs)
 
 
 def schema_of(operator: Operator, overload: str = "") -> str:
-    """The schema of an operator, without its namespace."""
-    tensors = ", ".join(f"Tensor? {name}=None" for name in beside(operator))
+    """Return the schema of an operator's op, without its namespace."""
+    tensors = ", ".join(f"Tensor? {name}=None" for name in tensor_names(operator))
     options = [text for keyword, text in _ROWS.items() if keyword in operator.keywords]
     options += [text for form in operator.forms.allowed for text in form.declared] + [_PLAN]
     options += [_SAVE, _GRADIENTS] if operator.gathers and not operator.exchanges else [_GRADIENTS]
@@ -61,56 +61,60 @@ def schema_of(operator: Operator, overload: str = "") -> str:
     return f"{name}({factors}, *, str group_name, {', '.join(options)}) -> Tensor[]"
 
 
-def request_of(names: tuple[str, ...], group_name: str, given: OperatorArguments) -> SchemaCall:
-    """A call of the public function, which passed `given`, in the words of the schema. names: `beside(operator)`."""
+def to_schema_call(names: tuple[str, ...], group_name: str, arguments: OperatorArguments) -> SchemaCall:
+    """Convert the public function's arguments to the op's. names: `tensor_names(operator)`."""
     options: OperatorArguments = {"group_name": group_name}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None and name not in ("x", "w") and name not in names:
             options[name] = in_one_list(value) if name == COUNTS else value
-    factors = [[*each] if isinstance(each, (list, tuple)) else [each] for each in (given["x"], given["w"])]
-    return SchemaCall((*factors, *[given.get(name) for name in names]), options)
+    factors = [[*each] if isinstance(each, (list, tuple)) else [each] for each in (arguments["x"], arguments["w"])]
+    return SchemaCall((*factors, *[arguments.get(name) for name in names]), options)
 
 
-def given_by(names: tuple[str, ...], request: SchemaCall) -> OperatorArguments:
-    """What the public function would have been passed for a call in the words of the schema."""
-    xs, ws, *tensors = request.tensors
-    given: OperatorArguments = {"x": xs if len(xs) > 1 else xs[0], "w": list(ws) if len(ws) > 1 else ws[0]}
-    given |= dict(zip(names, tensors, strict=False))  # torch leaves out what is None at the end
-    given |= request.options
+def arguments_from(names: tuple[str, ...], call: SchemaCall) -> OperatorArguments:
+    """Convert the op's arguments to the public function's, without those of gradients and of the recorded group."""
+    xs, ws, *tensors = call.tensors
+    arguments: OperatorArguments = {"x": xs if len(xs) > 1 else xs[0], "w": list(ws) if len(ws) > 1 else ws[0]}
+    arguments |= dict(zip(names, tensors, strict=False))  # torch leaves out what is None at the end
+    arguments |= call.options
     for name in ("group_name", PLACE, *OF_GRADIENTS):
-        given.pop(name, None)
-    counts = given.get(COUNTS)
+        arguments.pop(name, None)
+    counts = arguments.get(COUNTS)
     if counts is not None:
         ranks = isqrt(len(counts))
-        given[COUNTS] = [list(counts[row * ranks : (row + 1) * ranks]) for row in range(ranks)]
-    return given
+        arguments[COUNTS] = [list(counts[row * ranks : (row + 1) * ranks]) for row in range(ranks)]
+    return arguments
 
 
 def in_one_list(counts: Any) -> list[int]:
-    """Counts `[W, W]` as a schema has them, one behind the other."""
+    """Flatten counts `[W, W]` to a list, as the schema takes them."""
     rows = counts.rows if isinstance(counts, RowCounts) else counts
     return [each for row in (rows.tolist() if isinstance(rows, torch.Tensor) else rows) for each in row]
 
 
-def results_of(given: OperatorArguments, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The list that an op returned, by the names under which plans know its tensors."""
-    return dict(zip(results_named(given), results, strict=True))
+def results_of(arguments: OperatorArguments, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return an op's results by the names that plans use."""
+    return dict(zip(results_named(arguments), results, strict=True))
 
 
-def results_named(given: OperatorArguments) -> list[str]:
-    """The names of a call's results, in the order in which an op returns them."""
-    names = results_beside(given, PRODUCTS[: _products(given)])
-    return [*names, *([GATHERED_OUT] if given.get("return_gathered") else [])]
+def results_named(arguments: OperatorArguments) -> list[str]:
+    """Return the names of a call's results, in the op's order."""
+    names = results_beside(arguments, PRODUCTS[: _products(arguments)])
+    return [*names, *([GATHERED_OUT] if arguments.get("return_gathered") else [])]
 
 
-def in_order(given: OperatorArguments, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def in_order(arguments: OperatorArguments, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """The results among the tensors of a call, as an op returns them."""
-    return [tensors[name] for name in results_named(given)]
+    return [tensors[name] for name in results_named(arguments)]
 
 
-def _products(given: OperatorArguments) -> int:
+def _products(arguments: OperatorArguments) -> int:
     """How many a call returns: one for each weight over one x, one of all where they are summed."""
-    return len(given["w"]) if isinstance(given["w"], (list, tuple)) and isinstance(given["x"], torch.Tensor) else 1
+    return (
+        len(arguments["w"])
+        if isinstance(arguments["w"], (list, tuple)) and isinstance(arguments["x"], torch.Tensor)
+        else 1
+    )
 
 
 Eager = Callable[

@@ -1,4 +1,4 @@
-"""How an op that is no operator is defined for torch: what it runs, what it is without data, and its gradient."""
+"""Defines ops of torch that are not operators: kernel, fake kernel and gradient."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 class TorchOp(NamedTuple):
-    """An op in all that torch wants of it. arguments: its schema behind the name. fake: shapes and dtypes of what it
-    returns. backward, keep: of its gradient, where it has one. is_twice_differentiable: whether backward consists of
-    differentiable operations alone, on every device; else it is refused under `create_graph=True`."""
+    """An op of torch. arguments: its schema without the name. run: its kernel. fake: shapes and dtypes of its results.
+
+    backward, keep: gradient and `setup_context`, as of torch.library.register_autograd; None: not differentiable.
+    is_twice_differentiable: whether backward consists of differentiable operations, on every device; else it is refused
+    under `create_graph=True`.
+    """
 
     name: str
     arguments: str
@@ -31,18 +34,18 @@ class TorchOp(NamedTuple):
 
 
 def define(op: TorchOp) -> None:
-    """Defines an op. `Library.define`, not `custom_op`, whose own Python would be most of the host time of a call."""
+    """Define an op. By `Library.define`: the Python wrapper of `custom_op` would be most of a call's host time."""
     _LIBRARY.define(f"{op.name}{op.arguments}")
-    _LIBRARY.impl(op.name, _in_dtypes_given(op.run), "CompositeExplicitAutograd")
+    _LIBRARY.impl(op.name, _without_autocast(op.run), "CompositeExplicitAutograd")
     qualified = f"{NAMESPACE}::{op.name}"
     torch.library.register_fake(qualified, op.fake, lib=_LIBRARY)
     if op.backward is not None:
-        backward = op.backward if op.is_twice_differentiable else _once(op.name, op.backward)
+        backward = op.backward if op.is_twice_differentiable else _refuse_double_backward(op.name, op.backward)
         torch.library.register_autograd(qualified, backward, setup_context=op.keep, lib=_LIBRARY)
 
 
-def _once(name: str, backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward that raises InputError where torch would record it, and gradients of it would lack a part."""
+def _refuse_double_backward(name: str, backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a backward: it raises InputError under `create_graph=True`, where gradients of it would lack a part."""
 
     @wraps(backward)
     def refusing(ctx: Any, *gradients: Any) -> Any:
@@ -54,8 +57,8 @@ def _once(name: str, backward: Callable[..., Any]) -> Callable[..., Any]:
     return refusing
 
 
-def _in_dtypes_given(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Without autocast, which would cast factors of matmuls inside on some devices, and by some plans."""
+def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a kernel to run without autocast, which would cast operands of inner matmuls on some devices and plans."""
 
     @wraps(run)
     def kernel(*tensors: Any, **options: Any) -> Any:

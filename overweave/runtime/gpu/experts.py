@@ -36,8 +36,7 @@ _BOUND: dict[Any, Any] = {}
 
 
 class GroupedLaunch:
-    """Both launches (fill the tile table, multiply) of a form, for tensors of an example's shapes, strides and
-    dtypes."""
+    """Both launches (fill the tile table, multiply) of a form, for shapes, strides and dtypes of an example."""
 
     def __init__(self, form: ExpertsForm, example: ExpertTensors) -> None:
         device = example.x.device
@@ -134,8 +133,7 @@ def launch_grouped(form: ExpertsForm, tensors: ExpertTensors) -> None:
 
 
 def outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Return x[group].T @ g[group] of every group, `[experts, k, n]`; by torch._grouped_mm if it supports the
-    shapes."""
+    """Return x[group].T @ g[group] of every group, `[experts, k, n]`; by torch._grouped_mm where it can."""
     x, g = x.contiguous(), g.contiguous()
     experts, k, n = offs.shape[0], x.shape[1], g.shape[1]
     major = torch.cuda.get_device_properties(x.device).major

@@ -178,8 +178,7 @@ class _BoundProgram:
             self.enqueue(stream, action)
 
     def load_notify(self, action: Raise) -> None:
-        """Compile and load the kernel of a notify, ahead of a call; a call that is captured first writes by the
-        stream."""
+        """Compile and load a notify's kernel ahead of a call; a call that is captured first writes by the stream."""
         if action not in self._notifies:
             self._notifies[action] = self._bind_notify((self._signal_address(action),))
 

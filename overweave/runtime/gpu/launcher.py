@@ -103,10 +103,10 @@ class PackedLaunch:
             self._launch_wrapped(stream)
             return
         packed = self._packed
-        for index, (place, source, encode) in enumerate(self._tracked):
+        for index, (position, source, encode) in enumerate(self._tracked):
             if source.address != self._addresses[index]:
                 self._addresses[index] = source.address
-                packed[place] = encode()
+                packed[position] = encode()
         self._start(self._programs, 1, 1, stream, *self._head, *self._tail)
 
     def _launch_wrapped(self, stream: int) -> None:
@@ -122,26 +122,26 @@ class PackedLaunch:
         """
         described = iter(getattr(self._compiled.metadata, "tensordesc_meta", None) or ())
         for argument in self._arguments:
-            place = len(self._packed)
+            position = len(self._packed)
             if hasattr(argument, "block_shape"):
                 encode = _Encoder(argument, next(described))
                 self._packed += encoded(argument, encode.metadata)
                 if hasattr(argument.base, "address"):
-                    self._track(place, argument.base, encode)
+                    self._track(position, argument.base, encode)
             elif isinstance(argument, tuple):
                 self._packed.append(addresses_of(argument))
                 for part in argument:
                     for source in part if isinstance(part, tuple) else (part,):
                         if hasattr(source, "address"):
-                            self._track(place, source, partial(addresses_of, argument))
+                            self._track(position, source, partial(addresses_of, argument))
             elif hasattr(argument, "address"):
                 self._packed.append(argument.address)
-                self._track(place, argument, argument.data_ptr)
+                self._track(position, argument, argument.data_ptr)
             else:
                 self._packed.append(argument)
 
-    def _track(self, place: int, source: Any, encode: Callable[[], Any]) -> None:
-        self._tracked.append((place, source, encode))
+    def _track(self, position: int, source: Any, encode: Callable[[], Any]) -> None:
+        self._tracked.append((position, source, encode))
         self._addresses.append(source.address)
 
 

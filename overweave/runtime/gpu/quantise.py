@@ -10,8 +10,7 @@ BLOCK, WAVES = 2048, 8  # columns a step; programs for each SM
 
 
 def quantise_rows(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> None:
-    """Quantise x `[rows, cols]` of contiguous rows: fill values, fp8 `[rows, cols]`, contiguous, and scales, fp32
-    `[rows]`."""
+    """Quantise x `[rows, cols]` of contiguous rows: fill values, fp8, contiguous, and scales, fp32 `[rows]`."""
     rows, cols = x.shape
     if rows:
         programs = min(rows, WAVES * torch.cuda.get_device_properties(x.device).multi_processor_count)

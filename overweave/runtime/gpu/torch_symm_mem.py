@@ -23,8 +23,7 @@ Run = Callable[[Tensors], None]
 
 
 def bind_by_torch(collective: str, problem: Problem, group: Group, example: Tensors) -> tuple[Run, AllReduceRun | None]:
-    """Return (a function that runs one of torch's operators, the memory it keeps). Collective. Raises what torch
-    raises.
+    """Return (a run of one of torch's operators, the memory that it keeps). Collective. Raises what torch raises.
 
     collective: the all-reduce of `torch.ops.symm_mem` that sums cuBLAS products; empty: torch's fused operator.
     example: tensors as of a call.
@@ -79,8 +78,7 @@ class AllReduceRun:
             self._enqueue(tensors)
 
     def _move_to(self, heap: Any) -> None:
-        """Use another heap: drop the graphs of the old one. None is running: a heap is allocated while all GPUs are
-        idle."""
+        """Use another heap, without the old one's graphs. None is running: heaps are allocated on idle GPUs."""
         self._heap, self._replays = heap, Replays()
         self._partial = heap.view(0, self._shape, self._dtype)
 

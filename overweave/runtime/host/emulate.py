@@ -383,15 +383,15 @@ class CallMemory:
                 return self.view(region)
             if region not in seen:
                 seen[region] = torch.empty(region.shape, dtype=self.whole(region.buffer, region.rank).dtype)
-                for part, place in self._pieces(region, seen[region]):
-                    part.copy_(place)
+                for part, view_in_memory in self._pieces(region, seen[region]):
+                    part.copy_(view_in_memory)
             return seen[region]
 
         def store() -> None:
             for region in operation.writes:
                 if region in seen:
-                    for part, place in self._pieces(region, seen[region]):
-                        place.copy_(part)
+                    for part, view_in_memory in self._pieces(region, seen[region]):
+                        view_in_memory.copy_(part)
 
         return matrix, store
 

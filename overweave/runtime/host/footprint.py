@@ -172,10 +172,10 @@ class _Run:
             near = (pointers >= first - GUARD_BYTES) & (pointers < first + tensor.numel() * size + GUARD_BYTES)
             if stores is not is_store or not near.any():
                 continue
-            places = (pointers[near].astype(np.int64) - first) // size
-            if places.min() < 0 or places.max() >= elements:
+            elements_accessed = (pointers[near].astype(np.int64) - first) // size
+            if elements_accessed.min() < 0 or elements_accessed.max() >= elements:
                 raise Untrue(f"tile {number} reaches beyond the {list(shape)} elements", operand.tensor, is_store)
-            seen[places] = True
+            seen[elements_accessed] = True
         if not seen.any() and not is_store:
             return
         declared = [self.space.touched(dim, tile) for dim in operand.dims]
@@ -183,27 +183,27 @@ class _Run:
         inside[tuple(slice(lo, hi) for lo, hi in declared)] = True
         outside = seen.reshape(shape) & ~(inside if is_store else _allowed_loads(operand, self.space, tile))
         if outside.any():
-            place = [int(at[0]) for at in np.nonzero(outside)]
+            element = [int(at[0]) for at in np.nonzero(outside)]
             verb = "stores" if is_store else "loads"
-            found = f"tile {number} {verb} element {place}, and its rectangle is {_slices_text(declared)}"
+            found = f"tile {number} {verb} element {element}, and its rectangle is {_slices_text(declared)}"
             raise Untrue(found, operand.tensor, is_store)
         if is_store and (inside & ~seen.reshape(shape)).any():
-            place = [int(at[0]) for at in np.nonzero(inside & ~seen.reshape(shape))]
+            element = [int(at[0]) for at in np.nonzero(inside & ~seen.reshape(shape))]
             raise Untrue(
-                f"tile {number} does not store element {place} of {_slices_text(declared)}", operand.tensor, is_store
+                f"tile {number} does not store element {element} of {_slices_text(declared)}", operand.tensor, is_store
             )
 
 
 def _allowed_loads(operand: Operand, space: TileSpace, tile: dict[str, int]) -> Any:
     """Return the mask of elements that a load may access: rows beyond the end of an axis may wrap to its first ones."""
     allowed = np.ones((1,) * len(operand.dims), bool)
-    for at, dim in enumerate(operand.dims):
+    for index, dim in enumerate(operand.dims):
         accessible = np.zeros(dim.extent, bool)
         accessible[slice(*space.touched(dim, tile))] = True
         if dim.axis is not None and dim.axis in tile:
             overhang = (dim.scale * tile[dim.axis] + dim.shift + 1) * space.entries(dim) - dim.extent
             accessible[: max(overhang, 0)] = True
-        allowed = allowed & accessible.reshape([-1 if each == at else 1 for each in range(len(operand.dims))])
+        allowed = allowed & accessible.reshape([-1 if each == index else 1 for each in range(len(operand.dims))])
     return allowed
 
 

@@ -94,8 +94,7 @@ class TaskCall:
         raise InputError(f"launch {launch.name}", found, "Build the TileProgram with has_kernels=True")
 
     def start_rows(self, rows: TileRows) -> IsDone:
-        """Move rows by torch once those that it waits for have arrived, then signal; return a function that polls for
-        its end."""
+        """Move rows by torch once their sources have arrived, then signal; return a function that polls for its end."""
         moving: list[IsDone] = []
         run = partial(_run, partial(rows.run, self._instance), torch.is_inference_mode_enabled())
 
@@ -187,8 +186,7 @@ class TaskCall:
 
 
 def _run(work: Callable[[], object], is_inference: bool) -> None:
-    """Run work in this thread with the caller's inference mode, which a new thread does not inherit, and without
-    autograd."""
+    """Run work in this thread in the caller's inference mode, which threads do not inherit, without autograd."""
     with torch.inference_mode(is_inference), torch.no_grad():
         work()
 

@@ -29,8 +29,7 @@ def install_warp_reductions() -> None:
 
 
 def _reduce(self: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Reduce an axis as the lanes of a warp do (a butterfly of shfl.bfly): combine its lower and upper half until one
-    is left.
+    """Reduce an axis as a warp's butterfly (shfl.bfly) does: combine lower and upper half until one is left.
 
     The axis has a power of two of elements, as every axis of a Triton block. axis None: of all elements. Returns one
     tensor for each input.
@@ -67,7 +66,7 @@ def _scan(self: Any, inputs: Sequence[Any]) -> list[Any]:
     axis = self.axis
     data = [np.flip(t.handle.data, axis) if self.reverse else t.handle.data for t in inputs]
     parts, size, distance = _tensors(data, inputs), data[0].shape[axis], 1
-    positions = np.arange(size).reshape([-1 if at == axis % data[0].ndim else 1 for at in range(data[0].ndim)])
+    positions = np.arange(size).reshape([-1 if dim == axis % data[0].ndim else 1 for dim in range(data[0].ndim)])
     while distance < size:
         before = _tensors([np.roll(t.handle.data, distance, axis) for t in parts], inputs)
         combined = _combine(self.combine_fn, before, parts)
@@ -113,11 +112,13 @@ def _one_by_one(combine: Any, one: _Tensors, other: _Tensors) -> _Tensors:
     """Combine pairs of elements one after another."""
     _combining.blocks = False
     outputs = [np.empty_like(each.handle.data) for each in one]
-    for at in np.ndindex(outputs[0].shape):
-        pair = [_tensor(np.asarray(each.handle.data[at]), each.dtype) for each in (*one, *other)]
+    for index in np.ndindex(outputs[0].shape):
+        pair = [_tensor(np.asarray(each.handle.data[index]), each.dtype) for each in (*one, *other)]
         result = combine(*pair)
         for output, number, each in zip(outputs, result if isinstance(result, tuple) else (result,), one, strict=True):
-            output[at] = _cast_like(number, _tensor(np.asarray(each.handle.data[at]), each.dtype)).handle.data.item()
+            output[index] = _cast_like(
+                number, _tensor(np.asarray(each.handle.data[index]), each.dtype)
+            ).handle.data.item()
     return _tensors(outputs, one)
 
 

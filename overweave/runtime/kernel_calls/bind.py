@@ -159,8 +159,7 @@ def kernel_call(binding: Binding, queue: str, matmul_call: MatmulCall = portable
 
 
 def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCall:
-    """Return the call of a tile (matmul) kernel: operands, epilogue inputs, addends and peers of the queue's
-    Computes."""
+    """Return the call of a matmul kernel: operands, epilogue inputs, addends and peers of the queue's Computes."""
     plan, schedule, config = binding.plan, binding.plan.schedule, binding.plan.realization.matmul
     assert config is not None
     computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)

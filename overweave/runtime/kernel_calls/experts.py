@@ -73,7 +73,7 @@ class ArrivingRows(Struct, frozen=True):
 
 
 class ExpertsForm(Struct, frozen=True):
-    """What a call is compiled for, besides shapes and dtypes. rows: of the output. arriving: None if all rows of x are
+    """What a call is compiled for, besides shapes and dtypes. rows: of the output. arriving: None if all rows are
     there."""
 
     rows: int

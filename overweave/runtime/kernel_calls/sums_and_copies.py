@@ -44,8 +44,7 @@ class ReductionCall(NamedTuple):
 
 
 def sum_epilogue_args(problem: Problem, tensors: Mapping[str, Any]) -> SumEpilogueArgs:
-    """Return the inputs and outputs of the epilogue, or row-wise form, that ends sums. tensors: of the call, by
-    name."""
+    """Return inputs and outputs of the epilogue, or row-wise form, that ends sums. tensors: of the call, by name."""
     rows = problem.of_rows
     if rows is None:
         return SumEpilogueArgs(inputs=operands_of(problem.sum_epilogue, tensors))

@@ -7,7 +7,7 @@ few distinct rows of `a` and columns of `b`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -71,13 +71,13 @@ class _Context(Struct, frozen=True):
     permuted: dict[str, Buffer]
 
 
-def tile_orders(schedule: Schedule, realization: Realization, rank: int | None = None) -> tuple[TileOrder, ...]:
-    """Return the tables of all kernel queues, of every rank or of one.
+def tile_orders(schedule: Schedule, realization: Realization, ranks: Sequence[int] = ()) -> tuple[TileOrder, ...]:
+    """Return the tables of all kernel queues, of every rank or of some.
 
     Raises ScheduleError for an operation that does not fit a row: it waits for more than a range of signals and one
     signal, notifies another rank, or does not belong to its queue's kernel.
     """
-    ranks = range(schedule.world_size) if rank is None else (rank,)
+    ranks = ranks or range(schedule.world_size)
     queues = [queue.name for queue in schedule.queues if realization.engine_of(queue.name) in KERNELS]
     return tuple(tile_order(schedule, realization, one, queue) for one in ranks for queue in queues)
 
@@ -292,10 +292,10 @@ def _copy_rows(move: Put | Copy, position: int, signals: _Signals, context: _Con
     if not move.sources:
         yield TileRow(COPY, 0, 0, 0, WORKSPACE, 0, *wait, signal, position, *also)
     for source, target in zip(move.sources, move.destinations, strict=True):
-        place = OWN_SHARD if context.homes[source.buffer] == "input" else WORKSPACE
+        source_kind = OWN_SHARD if context.homes[source.buffer] == "input" else WORKSPACE
         offset = source.rows[0] - target.rows[0]
         for lo, hi in tile_parts(target.rows, move.instances):
-            yield TileRow(COPY, lo, hi, target.cols[0], place, lo + offset, *wait, signal, position, *also)
+            yield TileRow(COPY, lo, hi, target.cols[0], source_kind, lo + offset, *wait, signal, position, *also)
 
 
 def _rows(shared: TileRow, out: Region, source_row: int, blocks: _Blocks) -> list[TileRow]:
@@ -303,7 +303,7 @@ def _rows(shared: TileRow, out: Region, source_row: int, blocks: _Blocks) -> lis
 
     A table has up to a million rows, which differ in five of 27 fields: so tuples are made without lookups of names.
     """
-    kind, place, narrow = shared.kind, shared.source, blocks.matmul
+    kind, source_kind, narrow = shared.kind, shared.source, blocks.matmul
     last_col = out.cols[1] - (out.cols[1] - out.cols[0] - 1) % blocks.block_n - 1
     last_width = narrow_width(out.cols[1] - last_col, narrow) if narrow else 0
     hi, offset = out.rows[1], source_row - out.rows[0]
@@ -312,7 +312,7 @@ def _rows(shared: TileRow, out: Region, source_row: int, blocks: _Blocks) -> lis
     tiles = swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m)
     new = tuple.__new__
     return [
-        new(TileRow, (kind, row, ends[row], col, place, row + offset, *(last if col == last_col else whole)))
+        new(TileRow, (kind, row, ends[row], col, source_kind, row + offset, *(last if col == last_col else whole)))
         for row, col in tiles
     ]
 

@@ -244,8 +244,7 @@ def _straddles(k: int, config: MatmulConfig) -> bool:
 
 
 class TileCount(NamedTuple):
-    """Numbers of whole tiles, and of narrow ones in a last column, whose time is `narrow_time` whole tiles
-    altogether."""
+    """Numbers of whole tiles, and of narrow ones in a last column, which take `narrow_time` whole tiles together."""
 
     whole: int
     narrow: int = 0
@@ -348,16 +347,14 @@ PACKED_ROWS = (PACKED[0], PACKED[-1])
 
 
 def packed_shape(sent_bytes: int, sms: int, exchange: PackedExchange) -> PackedConfig:
-    """Return the smallest programs of which no SM gets more than four, since tickets are serial. sent_bytes: to a
-    peer."""
+    """Return the smallest programs of which no SM gets more than four: tickets are serial. sent_bytes: to a peer."""
     messages = -(-sent_bytes // MESSAGE_DATA_BYTES)
     config = next((config for config in PACKED if -(-messages // config.block) <= 4 * sms), PACKED[-1])
     return replace(config, exchange=exchange)
 
 
 def packed_row_shape(row_bytes: int, exchange: PackedExchange) -> PackedConfig:
-    """Return the smallest programs if they have a whole row in flight at once, else the largest, which loop over a
-    row."""
+    """Return the smallest programs if they have a whole row in flight at once, else the largest, which loop."""
     messages = -(-row_bytes // MESSAGE_DATA_BYTES)
     return replace(PACKED_ROWS[messages > PACKED_ROWS[0].block], exchange=exchange)
 
@@ -377,8 +374,7 @@ LEAST_STEPS = 2  # of k, for each split
 
 
 def skinny_shape(shape: tuple[int, int, int], sms: int) -> SkinnyConfig:
-    """Return the skinny kernel's configuration for `(m, n, k)`: as many splits of k as give each SM one program at
-    most."""
+    """Return the skinny kernel's configuration for `(m, n, k)`: as many splits of k as leave one program an SM."""
     m, n, k = shape
     config = next((one for one in SHAPES if m <= one.block_m), SHAPES[-1])
     tiles = -(-max(m, 1) // config.block_m) * -(-n // config.block_n)

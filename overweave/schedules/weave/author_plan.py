@@ -173,8 +173,7 @@ def _tables(
 def tile_table(
     schedule: Schedule, space: TileSpace, exchanges: tuple[PlacedExchange, ...], rank: int, tile_group: int = TILE_GROUP
 ) -> TileOrder:
-    """Return the tile table of a rank's author kernel: tiles in the order of its Applies, loop rows, then slices to
-    push."""
+    """Return the tile table of a rank's author kernel: tiles in the order of its Applies, loop rows, then slices."""
     first_signal = dict(
         zip((pad.name for pad in schedule.pads), accumulate((p.size for p in schedule.pads), initial=0), strict=False)
     )

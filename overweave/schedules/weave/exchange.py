@@ -35,7 +35,7 @@ from overweave.schedules.communication import (
     shifted,
     stored_at_peers,
 )
-from overweave.schedules.moves.moves import Gather, Reduction, Sum, Written
+from overweave.schedules.moves.moves import Gather, Reduction, Sum, Written, is_by_library
 from overweave.schedules.moves.reduction import Placing, reduced
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records.movers import by_hand_config, copy_config
@@ -80,8 +80,8 @@ class TensorExchange(Struct, frozen=True, kw_only=True):
             yield from pairwise(edges)
 
     def written_value(self, rank: int, row: int) -> tuple[str, int, tuple[Range, ...]]:
-        """Return what a rank's tiles store at a row: (logical tensor, row offset in it, ranks whose terms of a sum it
-        has)."""
+        """Return what a rank's tiles store at a row: (logical tensor, row offset in it, ranks of its terms of a
+        sum)."""
         name = self.operand.tensor
         if self.transport.is_traded:
             block = self.operand.rows // self.communication.world_size
@@ -125,8 +125,10 @@ def exchange(space: TileSpace, tensor: str, choice: ScheduleChoice, world_size: 
 
 
 def _method_communication(method: Method, settings: Settings, split: Split, cols: int) -> Communication:
-    """Return a method's communication; sums by torch if the columns do not fit the reduction kernel."""
-    if method.adds and method.adds.by == REDUCE_KERNEL and cols % REDUCE_COLS_ALIGNMENT:
+    """Return a method's communication; sums by torch if columns do not fit the reduction kernel, or library calls
+    carry partial sums."""
+    by_torch = cols % REDUCE_COLS_ALIGNMENT != 0 or (method.has_levels and settings.carrier == LIBRARY)
+    if method.adds and method.adds.by == REDUCE_KERNEL and by_torch:
         method, settings = replace(method, adds=replace(method.adds, by=LIBRARY)), replace(settings, own_pieces=1)
     return moves_of(method, split, settings, cols)
 
@@ -160,8 +162,9 @@ def _exchange_by_hand(operand: Operand, moves: Written, transport: Transport, ti
     ranks, is_store = moves.world_size, transport.side != GATHER
     slice_height = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
     rows_per_chunk = {PUSHES: max(1, COPY_TILE_ELEMENTS // max(1, operand.cols)), TILES: slice_height}
+    has_calls = any(map(is_by_library, moves.moves))
     if isinstance(moves, Reduction):
-        options = Placing(by_library=operand.cols % REDUCE_COLS_ALIGNMENT != 0)
+        options = Placing(by_library=has_calls or operand.cols % REDUCE_COLS_ALIGNMENT != 0)
         communication = reduced(moves, (operand.rows, operand.cols), held_of(ranks), rows_per_chunk, options)
     else:
         rows = operand.rows * (ranks if transport.side == SPREAD and not transport.is_traded else 1)
@@ -172,6 +175,7 @@ def _exchange_by_hand(operand: Operand, moves: Written, transport: Transport, ti
         transport=transport,
         communication=_with_tensor_names(communication, operand),
         copy=by_hand_config(moves),
+        library_sms=Settings().library_sms if has_calls else 0,
     )
 
 
@@ -185,8 +189,8 @@ def _with_tensor_names(communication: Communication, operand: Operand) -> Commun
 
 
 def _find_operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
-    """Return the kernel's load (of a gather) or store of a tensor. Raises InputError if it has none, or an empty
-    one."""
+    """Return the kernel's load (of a gather) or store of a tensor. Raises InputError if there is none, or it is
+    empty."""
     operands, verb = (space.loads, "loads") if transport.side == GATHER else (space.stores, "stores")
     for operand in operands:
         if operand.tensor == tensor:
@@ -201,8 +205,7 @@ def _find_operand(space: TileSpace, tensor: str, transport: Transport) -> Operan
 def rename_communication(
     communication: Communication, prefix: str, buffers: dict[str, str], tensors: dict[str, str]
 ) -> Communication:
-    """Return the communication with `prefix` before every name, but for those mapped. Queues are shared: they keep
-    theirs."""
+    """Return the communication with `prefix` before every name but the mapped ones, and those of queues."""
     names = _Renaming(prefix, buffers, tensors)
     return Communication(
         world_size=communication.world_size,
@@ -298,8 +301,7 @@ def push_from_workspace(put: Put, own_chunk: MatmulChunk | None, buffer: str) ->
 
 
 def notifier_positions(puts: Mapping[int, list[Put]]) -> NotifierPositions:
-    """Return for each signal the position, among its sender's Puts, of the one that notifies it. puts: by rank, in
-    order."""
+    """Return for each signal the position of its notifying Put among its sender's Puts. puts: by rank, in order."""
     return {
         (notify.rank, notify.pad, notify.signal): position
         for of_rank in puts.values()

@@ -1,5 +1,4 @@
-"""Transports: the methods by which a tensor of an author's kernel is exchanged, and parsing `all_gather.push
-pieces=2`."""
+"""Transports: methods by which authors' tensors are exchanged, and parsing `all_gather.push pieces=2`."""
 
 from __future__ import annotations
 
@@ -102,13 +101,12 @@ def _transports(known: tuple[str, ...]) -> dict[str, Transport]:
 
 
 def _is_served(method: Method) -> bool:
-    """Return whether authors' tensors can go by a method: its tiles neither add nor store at peers, and copies move
-    it."""
+    """Return whether a method serves authors: copies run beside tiles, which neither add nor store at peers."""
     if method.transport:
         return True
-    is_beside = method.multiplies in (TILE_KERNEL, AUTHOR_KERNEL) and {*method.moves} == {COPY_ENGINE}
+    moves_beside_tiles = method.multiplies in (TILE_KERNEL, AUTHOR_KERNEL) and {*method.moves} == {COPY_ENGINE}
     is_summed = method.adds is None or method.adds.by == REDUCE_KERNEL
-    return method.write is not None and is_beside and is_summed and not operator_of(method.operator).exchanges
+    return method.write is not None and moves_beside_tiles and is_summed and not operator_of(method.operator).exchanges
 
 
 def _transport_name(method: Method) -> str:
@@ -199,8 +197,7 @@ def movers_of(choice: ScheduleChoice) -> frozenset[str]:
 
 
 def path_of_slices(schedules: Iterable[ScheduleChoice]) -> DataPath | None:
-    """Return the data path by which a kernel's tiles push slices; None if no schedule asks. Raises InputError for
-    two."""
+    """Return the data path by which tiles push slices; None if no schedule asks. Raises InputError for two."""
     movers: set[str] = set()
     for choice in schedules:
         if transport_of(choice).side == GATHER:

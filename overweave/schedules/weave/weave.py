@@ -74,8 +74,7 @@ class PlacedExchange(Struct, frozen=True):
 
 
 class TileGroup(Struct, frozen=True):
-    """The tiles of a rank that touch the same chunks. numbers: of the tiles. blocks: grid axis -> the blocks they
-    span."""
+    """The tiles of a rank that touch the same chunks. numbers: of tiles. blocks: grid axis -> blocks they span."""
 
     key: TileGroupKey
     numbers: tuple[int, ...]
@@ -168,8 +167,8 @@ class _Weaver:
         yield from self._before_tiles(rank)
         groups = tile_groups(self.space, self.exchanges, rank)
         self._check_all_read(rank, groups)
-        for at, placed in enumerate(self.dividing):
-            touched = (group.key[at] for group in groups)
+        for index, placed in enumerate(self.dividing):
+            touched = (group.key[index] for group in groups)
             self.replacements |= replaced_signals(rank, placed.chunks.get(rank, []), touched)
         applies = [self.apply(rank, position, group) for position, group in enumerate(groups)]
         in_few_waits = without_implied_waits(
@@ -194,7 +193,7 @@ class _Weaver:
         waits: list[Wait] = []
         notifies: list[Notify] = []
         for placed, touched in zip(self.dividing, group.key, strict=True):
-            chunks = [placed.chunks[rank][at] for at in touched]
+            chunks = [placed.chunks[rank][index] for index in touched]
             waits += (wait for chunk in chunks for wait in chunk.waits)
             notifies += next((chunk.notifies for chunk in chunks if chunk.notifies), ())
         self._check_one_place(rank, group)
@@ -227,8 +226,8 @@ class _Weaver:
 
     def _check_all_read(self, rank: int, groups: list[TileGroup]) -> None:
         """Raise ScheduleError if no tile waits for a chunk that arrives: its signal could not be used again."""
-        for at, placed in enumerate(self.dividing):
-            touched = {chunk for group in groups for chunk in group.key[at]}
+        for index, placed in enumerate(self.dividing):
+            touched = {chunk for group in groups for chunk in group.key[index]}
             for number, chunk in enumerate(placed.chunks[rank]):
                 if chunk.waits and number not in touched:
                     asked = f"gather {placed.operand.tensor} for {self.space.kernel}"
@@ -239,7 +238,7 @@ class _Weaver:
         """Raise ScheduleError if a tile would notify for chunks of two tensors, or store one tensor in two buffers."""
         notifying: list[tuple[PlacedExchange, MatmulChunk]] = []
         for placed, touched in zip(self.dividing, group.key, strict=True):
-            chunks = [placed.chunks[rank][at] for at in touched]
+            chunks = [placed.chunks[rank][index] for index in touched]
             with_notifies = [(placed, chunk) for chunk in chunks if chunk.notifies]
             has_one = notifies_all_waiters([chunk for _, chunk in with_notifies])
             notifying += with_notifies[: 1 if has_one else None]
@@ -297,15 +296,14 @@ class _Weaver:
     def _store_locations(self, placed: PlacedExchange, rank: int, group: TileGroup) -> list[tuple[Region, int]]:
         """Return where the group's tiles store a tensor: (region of the buffer, its rows minus the tensor's)."""
         if placed in self.dividing:
-            for at in group.key[self.dividing.index(placed)]:
-                chunk = placed.chunks[rank][at]
+            for index in group.key[self.dividing.index(placed)]:
+                chunk = placed.chunks[rank][index]
                 if chunk.places:
                     return [(region, region.rows[0] - chunk.rows[0]) for region in chunk.places]
         return [(Region(placed.buffer.name, rank, (0, 0), (0, 0)), 0)]
 
     def _column_ranges(self, store: Operand, group: TileGroup) -> tuple[Range, ...]:
-        """Return the column ranges that the group's tiles write, all dimensions but the first flattened. Raises
-        ScheduleError."""
+        """Return the columns that the group's tiles write, dimensions but the first flattened. Raises ScheduleError."""
         ranges: tuple[Range, ...] = ((0, 1),)
         for dim in store.dims[1:]:
             touched = self._touched(dim, group)
@@ -331,15 +329,14 @@ MOST_RANGES = 1024  # pieces of a row that tiles of one group write
 
 
 def place_exchange(exchange: TensorExchange, space: TileSpace, is_dual_source: bool = False) -> PlacedExchange:
-    """Bring all chunks of an exchange into one buffer, at the rows of the whole tensor. Raises ScheduleError if
-    impossible.
+    """Bring an exchange's chunks into one buffer, at the rows of the whole tensor. Raises ScheduleError if it cannot.
 
     is_dual_source: the kernel can read the own shard in the caller's memory.
     """
     communication = exchange.communication
     chunks = [step for step in communication.steps if isinstance(step, MatmulChunk)]
-    known = {buffer.name: buffer for buffer in communication.buffers}
-    in_workspace = [chunk for chunk in chunks if not _is_callers(chunk, known)]
+    buffers = {buffer.name: buffer for buffer in communication.buffers}
+    in_workspace = [chunk for chunk in chunks if not _is_callers(chunk, buffers)]
     targets = dict.fromkeys(chunk.region.buffer for chunk in in_workspace or chunks)
     if len(targets) != 1 or any(chunk.region.rows != chunk.rows for chunk in in_workspace or chunks):
         found = f"its chunks lie in {', '.join(targets)}, at other rows than the tensor's"
@@ -347,7 +344,7 @@ def place_exchange(exchange: TensorExchange, space: TileSpace, is_dual_source: b
             f"give {space.kernel} one pointer to {exchange.operand.tensor}", found, "Use another schedule"
         )
     (target,) = targets
-    placed = PlacedExchange(exchange, known[target], {}, {}, {}, {})
+    placed = PlacedExchange(exchange, buffers[target], {}, {}, {}, {})
     reads_caller = is_dual_source and _are_whole_blocks(
         [chunk for chunk in chunks if chunk not in in_workspace], exchange.operand, space
     )
@@ -399,9 +396,9 @@ def _are_whole_blocks(chunks: list[MatmulChunk], operand: Operand, space: TileSp
     return all(lo % block == 0 and hi % block == 0 for lo, hi in (chunk.rows for chunk in chunks))
 
 
-def _is_callers(chunk: MatmulChunk, known: dict[str, Buffer]) -> bool:
-    """Return whether a chunk lies in the caller's tensor. known: buffers by name."""
-    return known[chunk.region.buffer].home == "input"
+def _is_callers(chunk: MatmulChunk, buffers: dict[str, Buffer]) -> bool:
+    """Return whether a chunk lies in the caller's tensor. buffers: by name."""
+    return buffers[chunk.region.buffer].home == "input"
 
 
 def _need(placed: PlacedExchange, chunk: MatmulChunk) -> InitialContents:
@@ -433,7 +430,9 @@ def _chunks_by_block(placed: PlacedExchange, space: TileSpace, rank: int) -> lis
     if dim.axis is None:
         return [tuple(range(len(chunks)))]
     touched = (space.touched(dim, {str(dim.axis): block}) for block in range(space.axis(str(dim.axis)).count))
-    return [tuple(at for at, chunk in enumerate(chunks) if not is_empty(common(rows, chunk.rows))) for rows in touched]
+    return [
+        tuple(index for index, chunk in enumerate(chunks) if not is_empty(common(rows, chunk.rows))) for rows in touched
+    ]
 
 
 def _ranges(numbers: Iterable[int]) -> tuple[Range, ...]:
@@ -471,13 +470,13 @@ def replaced_signals(rank: int, chunks: list[MatmulChunk], touched: Iterable[Tou
     A tile that straddles chunks notifies for the first of them alone. touched: the chunks of each group of tiles.
     """
     notified: dict[int, dict[int, None]] = {}  # chunk -> the chunks for which the tiles that write it notify
-    for notifying in ([at for at in each if chunks[at].notifies] for each in touched):
-        for at in notifying:
-            notified.setdefault(at, {})[notifying[0]] = None
+    for notifying in ([index for index in each if chunks[index].notifies] for each in touched):
+        for index in notifying:
+            notified.setdefault(index, {})[notifying[0]] = None
     replacements: dict[SignalSlot, TileSignals] = {}
-    for at, notified_for in notified.items():
-        if list(notified_for) != [at]:
-            for notify in chunks[at].notifies:
+    for index, notified_for in notified.items():
+        if list(notified_for) != [index]:
+            for notify in chunks[index].notifies:
                 signals = [
                     _signal_slot(one)
                     for other in notified_for

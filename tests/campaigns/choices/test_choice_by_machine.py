@@ -12,9 +12,7 @@ from overweave.tuner.space.shapes import read_shapes
 from tests.clock import slowness
 
 GATHER, SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
-# MEASURED: processors that count as quickly took 0.41 to 0.66 s for one choice: what it allocates is slower on some,
-# and behind many other tests. The campaign allows MOST_S.
-SPREAD = 1.6
+SPREAD = 1.1  # of processors that count as quickly, and behind many other tests. The campaign allows MOST_S.
 
 
 def found(machine: str, operator: str, shapes: str, case: str, ranks: int) -> Row:
@@ -35,9 +33,10 @@ def found(machine: str, operator: str, shapes: str, case: str, ranks: int) -> Ro
 def test_a_first_call_chooses_nearly_as_well_as_all_methods_would(
     machine: str, operator: str, shapes: str, case: str, ranks: int, plan: str
 ):
+    before = slowness()
     each = found(machine, operator, shapes, case, ranks)
     assert each.share >= LEAST_SHARE, str(each)
-    assert each.took_s <= SPREAD * choice_by_machine.MOST_S * max(1.0, slowness())
+    assert each.took_s <= SPREAD * choice_by_machine.MOST_S * max(before, slowness())
     assert each.taken.split()[0] == plan or not plan
 
 

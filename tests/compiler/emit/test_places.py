@@ -38,7 +38,7 @@ def persistent(body_of: str = SCALE) -> str:
         ((STORE, f"    at = at + (pid // N) * N\n{STORE}"), "is computed from a program id"),
         (("tl.load(x_ptr + at)", "tl.load(x_ptr + at, mask=rows[:, None] < pid)"), "is computed from a program id"),
         (("tl.store(y_ptr + at, x)", "tl.store(y_ptr + at, x + pid)"), "is computed from a program id"),
-        ((STORE, f"    tl.store(z_ptr + pid, 1.0)\n{STORE}"), "kernel.py:27: tl.store(z_ptr + pid, 1.0): its place"),
+        ((STORE, f"    tl.store(z_ptr + pid, 1.0)\n{STORE}"), "kernel.py:27: tl.store(z_ptr + pid, 1.0): its address"),
         (
             ("    # @overweave.dispatch end\n", "    tl.store(z_ptr, 1.0)\n    # @overweave.dispatch end\n"),
             "region stores",

@@ -82,7 +82,7 @@ def test_a_mistake_names_its_line(tmp_path: Path, old: str, new: str, text: str,
         (
             "matmul",
             ("offs_k = tl.arange(0, BLOCK_K)", "offs_k = tl.arange(0, BLOCK_K) + group_id * 0"),
-            "group_id is made",
+            "group_id is assigned",
         ),
         (
             "matmul",

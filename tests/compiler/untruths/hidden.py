@@ -22,14 +22,14 @@ def of_memory(made: str, blamed: str, top: str = "") -> Lie:
     return Lie(SCALE, ((BEHIND, made + BEHIND), (HELPER, f"{top}\n\n\n{HELPER}")), blamed, IN_ORDER)
 
 
-def of_stream(turn: str, blamed: str = STREAM, found: str = "total goes on", top: str = "") -> Lie:
+def of_stream(turn: str, blamed: str = STREAM, found: str = "total is carried", top: str = "") -> Lie:
     """A streamed loop with another turn."""
     text = STREAMED.replace("q_ptr, k_ptr", "q_ptr, z_ptr, k_ptr").replace("@triton.jit", f"{top}\n\n\n@triton.jit")
     return Lie(text, ((TOTAL, turn),), blamed, found)
 
 
 def of_softmax(old: str, new: str) -> Lie:
-    return Lie(ATTENTION, ((old, new),), STREAM, "goes on")
+    return Lie(ATTENTION, ((old, new),), STREAM, "is carried")
 
 
 def of_store(stored: str, found: str, **numbers: int) -> Lie:

@@ -73,7 +73,7 @@ def attended() -> dict[str, Any]:
 
 def test_what_is_true_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert tried(tmp_path, ROWS, rows()) == CHECKED
-    monkeypatch.setattr(trial, "_tried", None)
+    monkeypatch.setattr(trial, "_run_in_subprocess", None)
     assert tried(tmp_path, ROWS, rows()) == CHECKED
     with pytest.raises(TypeError):
         check_footprint(kernel_of(tmp_path / "kernel.py", "rows_kernel"), rows(), ignore_cache=True)

@@ -76,13 +76,18 @@ def test_no_memory_is_mapped_between_islands(monkeypatch: pytest.MonkeyPatch):
         SharedFile.open(address)
 
 
-def own_part_alone() -> list[int]:
-    heap = HostHeap(own_board(), 100)
-    return [len(heap.starts), len({*heap.addresses})]
+def seen_in_a_heap() -> list[object]:
+    """Which ranks' parts are mapped, and what their words say, once each rank has written its number into its own."""
+    board = own_board()
+    heap = HostHeap(board, 100)
+    heap.words(0, 1)[0] = board.rank + 1
+    board.all_gather_bytes(b"written")
+    return [[*heap.starts], [heap.words(0, 1, rank)[0] for rank in heap.starts], len({*heap.addresses})]
 
 
-def test_a_heap_is_of_this_rank_alone():
-    assert run_ranks(on_islands, 3, "aab", own_part_alone) == [[1, 1]] * 3
+def test_a_heap_is_of_the_ranks_of_an_island():
+    found = run_ranks(on_islands, 4, "abca", seen_in_a_heap)
+    assert found == [[[0, 3], [1, 4], 2], [[1], [2], 1], [[2], [3], 1], [[0, 3], [1, 4], 2]]
 
 
 def out_of_reach() -> list[list[int]]:
@@ -221,19 +226,25 @@ def test_an_alarm_reaches_other_islands_though_its_rank_ends_at_once(names: str)
             assert "rank 0 on a failed: it has no memory" in text
 
 
-def wait_for_ever(names: str, began: str) -> list[object]:
+def wait_for_ever(names: str, began: str, lost_after_s: float) -> list[object]:
     os.environ[ISLAND] = names[dist.get_rank()]
-    board = own_board()
-    board.agree(b"start")
-    Path(began, str(board.rank)).touch()
-    kind, text = raised(lambda: for_ever(board))
+    with patch.object(between_islands, "LOST_AFTER_S", lost_after_s):
+        board = own_board()
+        board.agree(b"start")
+        Path(began, str(board.rank)).touch()
+        kind, text = raised(lambda: for_ever(board))
     return [kind, text, time.monotonic()]
 
 
-@pytest.mark.parametrize(("names", "killed"), [("aabb", (3,)), ("aabb", (2, 3)), ("ab", (1,)), ("ab", (0,))])
-def test_a_rank_or_a_host_that_dies_is_named_in_time(names: str, killed: tuple[int, ...], tmp_path: Path):
+@pytest.mark.parametrize(
+    ("names", "killed", "lost_after_s"),
+    [("aabb", (3,), LOST_AFTER_S), ("aabb", (2, 3), LOST_AFTER_S), ("ab", (1,), 1.0), ("ab", (0,), 1.0)],
+)
+def test_a_rank_or_a_host_that_dies_is_named_in_time(
+    names: str, killed: tuple[int, ...], lost_after_s: float, tmp_path: Path
+):
     survivors = [rank for rank in range(len(names)) if rank not in killed]
-    with RankProcesses(wait_for_ever, len(names), names, str(tmp_path), group_timeout_s=60.0) as ranks:
+    with RankProcesses(wait_for_ever, len(names), names, str(tmp_path), lost_after_s, group_timeout_s=60.0) as ranks:
         end_s = time.monotonic() + 30
         while len(list(tmp_path.iterdir())) < len(names) and time.monotonic() < end_s:
             time.sleep(0.01)

@@ -359,12 +359,12 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     computes = [each for each in plan.schedule.of_rank(case.rank) if isinstance(each, Compute)]
     spread = {copy.buffer for each in computes for copy in each.copies}
     sums = [heap.addresses[case.rank] + layout.buffers[buffer] for buffer in spread] or [0]
-    assert [peers.places[-1].tolist() for peers in made] == [[*sums, 77]]
+    assert [peers.table[-1].tolist() for peers in made] == [[*sums, 77]]
     config = plan.realization.matmul
     assert config is not None
     strip = 16 * min(64, config.block_n // config.split_n if config.block_m >= 128 else config.block_n // 2)
     assert interval_ns.call_args.args[3] == strip * tensors["y"].itemsize
-    assert len(made[0].places) == case.world_size + 1
+    assert len(made[0].table) == case.world_size + 1
 
 
 @pytest.mark.slow

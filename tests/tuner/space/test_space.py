@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError
+from overweave.hardware.cards import MachineMatch
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
@@ -26,6 +27,7 @@ from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import Time, shipped
 
 GPU, CPU = Target("cuda"), Target("cpu")
+IN_PAIRS = replace(GPU, found=MachineMatch("h100_pciex8", "described"))  # some GPUs are joined by slower links
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -57,6 +59,20 @@ def test_without_peer_access_only_plans_whose_rows_the_library_moves_can_run(ope
     assert all(reason_unsupported(problem, apart, what, "device").startswith(refused) for what in lost)
     taken = choose(problem, apart)
     assert not METHODS[taken.plan].addresses_peers(taken.options)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_two_levels_are_candidates_where_there_are_several_islands(operator: str):
+    parted = replace(GPU, peer_access=False, parted="ranks 0-1 on a and ranks 2-3 on b")
+    problem = problem_of(operator, islands=((0, 1), (2, 3)))
+    left = [what for what in candidates(operator) if not reason_unsupported(problem, parted, what)]
+    assert not any(METHODS[what.schedule(operator)].crosses_islands(dict(what.options)) for what in left)
+    levels = [what for what in left if METHODS[what.schedule(operator)].has_levels]
+    assert levels
+    for what in levels:
+        assert "one island" in reason_unsupported(problem_of(operator), IN_PAIRS, what)
+        without = replace(parted, island_access=False)
+        assert reason_unsupported(problem, without, what).startswith("the GPUs of an island do not reach")
 
 
 def test_messages_to_owners_are_taken_with_a_norm_behind_them():
