@@ -259,5 +259,6 @@ class _Reader:
 def _shown(word: object) -> str:
     fields = {field: getattr(word, field) for field in getattr(word, "__struct_fields__", ())}
     said = (f"{field}={value!r}" for field, value in fields.items() if value not in (0, ()))
-    name = {BlockLoop: "loop", Keep: "buffer"}.get(type(word), type(word).__name__.lower())
+    names: dict[type, str] = {BlockLoop: "loop", Keep: "buffer"}
+    name = names.get(type(word), type(word).__name__.lower())
     return f"{name}({', '.join(said)})"[:100]
