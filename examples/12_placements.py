@@ -9,7 +9,7 @@ from overweave import lower
 from overweave.hardware.machine import load
 from overweave.sim.simulate import total_us
 
-MATMUL = lower.Matmul(8192, 8192, 8192)
+MATMUL = lower.MatmulOp(8192, 8192, 8192)
 CASES = {
     "rows gathered, as DTensor says it": ({"x": "Shard(0)", "w": "Shard(1)"}, "Shard(1)", 4),
     "parts summed, as Alpa says it": ({"x": "RS0", "w": "S0R"}, "RR", 4),

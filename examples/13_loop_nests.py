@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 
 from overweave.errors import InputError
-from overweave.lower import Attention, Matmul, Nest, buffer, loop, loops, parallelize, shard, shift
+from overweave.lower import AttentionOp, MatmulOp, Nest, buffer, loop, loops, parallelize, shard, shift
 
 RING = Nest(
-    Attention(batch=1, heads=8, rows=4096, head_dim=64),
+    AttentionOp(batch=1, heads=8, rows=4096, head_dim=64),
     (
         parallelize("q", 0),  # each rank has queries
         *(shard("q", q=0), shard("k", kv=0), shard("v", kv=0), shard("o", q=0)),
@@ -21,7 +21,7 @@ RING = Nest(
     ),
 )
 CANNON = Nest(
-    Matmul(1024, 1024, 1024),
+    MatmulOp(1024, 1024, 1024),
     (
         *(parallelize("m", 0), parallelize("n", 1)),
         *(shard("x", m=0, k=1), shard("w", k=0, n=1), shard("y", m=0, n=1)),

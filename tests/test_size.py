@@ -123,7 +123,7 @@ def test_no_junk_drawers_and_no_second_versions():
     assert not [path for path in EVERYTHING if path.stem in FORBIDDEN_STEMS or path.stem.endswith(FORBIDDEN_ENDINGS)]
 
 
-FACES = ("overweave", "overweave.moe", "overweave.attention")  # packages whose names callers use
+FACES = ("overweave", "overweave.moe", "overweave.attention", "overweave.lower")  # packages whose names callers use
 
 
 def test_sub_packages_hold_nothing_but_a_docstring():

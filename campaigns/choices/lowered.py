@@ -25,9 +25,21 @@ from overweave.hardware.machine import Machine, load
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Apply
-from overweave.lower import Attention, Matmul, Mesh, Nest, buffer, loop, loops, parallelize, placements, shard, shift
+from overweave.lower import (
+    AttentionOp,
+    MatmulOp,
+    Nest,
+    RankMesh,
+    buffer,
+    loop,
+    loops,
+    parallelize,
+    placements,
+    shard,
+    shift,
+)
 from overweave.lower.links import gather_bound_us
-from overweave.lower.nest import Word
+from overweave.lower.nest import NestWord
 from overweave.lower.synth import gather_on
 from overweave.lower.writer import PATHS
 from overweave.schedules.catalog.catalog import build
@@ -36,7 +48,7 @@ from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.record import Method
 from overweave.sim.simulate import total_us
 
-SIZE, SEQUENCE = Matmul(16384, 8192, 8192), Attention(1, 32, 32768, 128)
+SIZE, SEQUENCE = MatmulOp(16384, 8192, 8192), AttentionOp(1, 32, 32768, 128)
 ATTENTION_TFLOPS = 600.0  # of a forward kernel, every SM busy
 BY_HAND: dict[str, tuple[dict[str, str | int], ...]] = {
     "push": ({"order": "ring"}, {"order": "all_peers"}),
@@ -102,7 +114,7 @@ def matmul_rows(ranks: int) -> Iterator[Row]:
         theirs, ours = placements(SIZE, **asked, path="direct").plan, placements(SIZE, **asked).fused
         assert ours is not None
         yield Row(name, ranks, us(theirs, ranks), best_us(operator, ours.problem, ranks, methods))
-    words: tuple[Word, ...] = (parallelize("n", 0), shard("x", m=0), shard("w", n=0), shard("y", n=0))
+    words: tuple[NestWord, ...] = (parallelize("n", 0), shard("x", m=0), shard("w", n=0), shard("y", n=0))
     walked = loops(Nest(SIZE, (*words, loop("m", ranks), shift("m", 0), buffer("x"))), mesh=ranks)
     assert walked.fused is not None
     ours_us = best_us("all_gather_matmul", walked.fused.problem, ranks, ("push", "ring"))
@@ -114,7 +126,7 @@ def attention_rows(ranks: int) -> Iterator[Row]:
     rows: dict[str, str] = {"q": "S2", "k": "S2", "v": "S2"}
     own = (parallelize("q", 0), shard("q", q=0), shard("k", kv=0), shard("v", kv=0), shard("o", q=0))
     kept = (buffer("k"), buffer("v"))
-    pulled: tuple[Word, ...] = (*own, loop("kv", ranks), shift("kv", 0))
+    pulled: tuple[NestWord, ...] = (*own, loop("kv", ranks), shift("kv", 0))
     gathered = loops(Nest(SEQUENCE, (*own, *kept)), mesh=ranks, path="direct").plan
     yield Row("Alpa, attention, keys gathered", ranks, us(gathered, ranks), us(_nest(pulled, ranks), ranks))
     asked: Asked = {"inputs": rows, "outputs": "S2", "mesh": ranks}
@@ -129,13 +141,15 @@ def attention_rows(ranks: int) -> Iterator[Row]:
     shape = (ranks // 2, 2)
     cuts = {"q": "q", "k": "kv", "v": "kv", "o": "q"}
     homes = (shard(name, **{axis: (0, 1)}) for name, axis in cuts.items())
-    both: tuple[Word, ...] = (parallelize("q", 0), parallelize("q", 1), *homes)
+    both: tuple[NestWord, ...] = (parallelize("q", 0), parallelize("q", 1), *homes)
     double = (*both, loop("kv", shape[0]), shift("kv", 0), loop("kv", 2), shift("kv", 1), *kept)
-    theirs, ours = (loops(Nest(SEQUENCE, each), mesh=Mesh(shape)).plan for each in (double, (*double, loop("kv", 2))))
+    theirs, ours = (
+        loops(Nest(SEQUENCE, each), mesh=RankMesh(shape)).plan for each in (double, (*double, loop("kv", 2)))
+    )
     yield Row("Mercury, double-ring attention", ranks, us(theirs, ranks), us(ours, ranks))
 
 
-def _nest(words: tuple[Word, ...], ranks: int) -> Plan:
+def _nest(words: tuple[NestWord, ...], ranks: int) -> Plan:
     return loops(Nest(SEQUENCE, words), mesh=ranks).plan
 
 

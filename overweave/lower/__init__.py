@@ -1,17 +1,17 @@
 """Communication that other compilers decided, as proven plans: placements, loop nests, and synthesis for any links."""
 
-from overweave.lower.layouts import Mesh
+from overweave.lower.layouts import RankMesh
 from overweave.lower.nest import Nest, buffer, loop, parallelize, shard, shift
 from overweave.lower.partition import placements
 from overweave.lower.walk import loops
-from overweave.lower.work import Attention, Lowered, Matmul
+from overweave.lower.work import AttentionOp, Lowered, MatmulOp
 
 __all__ = [
-    "Attention",
+    "AttentionOp",
     "Lowered",
-    "Matmul",
-    "Mesh",
+    "MatmulOp",
     "Nest",
+    "RankMesh",
     "buffer",
     "loop",
     "loops",

@@ -11,9 +11,9 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.lower import methods as _synthesized  # noqa: F401 - registers them
-from overweave.lower.layouts import Mesh, Placements
-from overweave.lower.work import Matmul, machine_of
-from overweave.lower.writer import Path
+from overweave.lower.layouts import Placements, RankMesh
+from overweave.lower.work import MatmulOp, machine_of
+from overweave.lower.writer import LowerPath
 from overweave.schedules.catalog.catalog import build
 
 # Placements of x, w and y along one mesh dimension -> the operator, and its method for each path.
@@ -31,7 +31,7 @@ SERVED: dict[tuple[str, str, str], tuple[str, Mapping[str, str]]] = {
 
 
 def fused_plan(
-    op: Matmul, mesh: Mesh, path: Path, placed: Mapping[str, Placements]
+    op: MatmulOp, mesh: RankMesh, path: LowerPath, placed: Mapping[str, Placements]
 ) -> tuple[Plan, tuple[str, str]] | None:
     """Return the plan of an operator, with its name and what `plan=` takes; None where none serves the placements, the
     sizes or the machine."""

@@ -22,7 +22,7 @@ from overweave.ir.shards import shard_rows
 
 Placement = str  # R, P, or S and a dimension
 Placements = tuple[Placement, ...]
-Box = tuple[Range, ...]  # of a tensor, one range for each dimension
+TensorBox = tuple[Range, ...]  # of a tensor, one range for each dimension
 MOST_AXES = 2
 
 _DTENSOR = re.compile(
@@ -31,7 +31,7 @@ _DTENSOR = re.compile(
 _GSPMD = re.compile(r"\{devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))( last_tile_dim_replicate)?\}")
 
 
-class Mesh(Struct, frozen=True):
+class RankMesh(Struct, frozen=True):
     """Ranks `0 .. prod(shape) - 1` in row-major order. machine: by whose links collectives are synthesized, and for
     which plans are realized; None: H200s."""
 
@@ -59,11 +59,11 @@ class Mesh(Struct, frozen=True):
         return list(dict.fromkeys(self.line(rank, axis) for rank in range(self.ranks)))
 
 
-def mesh_of(given: Any) -> Mesh:
+def mesh_of(given: Any) -> RankMesh:
     """A mesh from a shape, a DeviceMesh of torch, or itself. Raises InputError for other dimensions."""
     shape = getattr(given, "shape", given)
     extents = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
-    mesh = given if isinstance(given, Mesh) else Mesh(extents)
+    mesh = given if isinstance(given, RankMesh) else RankMesh(extents)
     asked = f"mesh {'x'.join(map(str, mesh.shape))}"
     if not 1 <= len(mesh.shape) <= MOST_AXES or any(extent < 1 for extent in mesh.shape):
         raise InputError(
@@ -76,7 +76,7 @@ def mesh_of(given: Any) -> Mesh:
     return mesh
 
 
-def placements_of(name: str, written: Any, mesh: Mesh, dims: int) -> Placements:
+def placements_of(name: str, written: Any, mesh: RankMesh, dims: int) -> Placements:
     """The placements of a tensor of so many dimensions.
 
     written: a placement for each mesh dimension, of DTensor or as its text (`Shard(0)`, `S(0)`, `S0`); GSPMD's text
@@ -117,7 +117,7 @@ def _of_dtensor(asked: str, one: Any, dims: int) -> Placement:
     return f"S{int(dim) % dims}"
 
 
-def _of_alpa(name: str, written: str, mesh: Mesh) -> Placements:
+def _of_alpa(name: str, written: str, mesh: RankMesh) -> Placements:
     """`S01R`: dimension 0 of the tensor is cut by mesh dimension 0, then by 1."""
     found: dict[int, Placement] = {}
     for dim, (kind, axes) in enumerate(re.findall(r"(R|S)(\d*)", written)):
@@ -135,7 +135,7 @@ def _of_alpa(name: str, written: str, mesh: Mesh) -> Placements:
     return tuple(found.get(axis, "R") for axis in range(len(mesh.shape)))
 
 
-def _of_gspmd(name: str, written: str, mesh: Mesh, dims: int) -> Placements:
+def _of_gspmd(name: str, written: str, mesh: RankMesh, dims: int) -> Placements:
     """The placements by which every rank has the tile that GSPMD assigns to it."""
     asked = f"{name}={written[:80]}"
     if written == "{replicated}":
@@ -172,7 +172,7 @@ def _devices(iota: str | None, turned: str | None, listed: str | None) -> list[i
     return [sum(step * strides[dim] for dim, step in zip(order, steps, strict=True)) for steps in at]
 
 
-def _tile(mesh: Mesh, rank: int, placements: Placements, dims: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _tile(mesh: RankMesh, rank: int, placements: Placements, dims: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Which tile of a tensor a rank has, and of how many, by dimension."""
     at, of = [0] * dims, [1] * dims
     for axis, place in enumerate(placements):
@@ -183,7 +183,7 @@ def _tile(mesh: Mesh, rank: int, placements: Placements, dims: int) -> tuple[tup
     return tuple(at), tuple(of)
 
 
-def box_of(extents: Sequence[int], placements: Placements, mesh: Mesh, rank: int) -> Box:
+def box_of(extents: Sequence[int], placements: Placements, mesh: RankMesh, rank: int) -> TensorBox:
     """The ranges of a tensor that a rank has."""
     ranges: list[Range] = [(0, extent) for extent in extents]
     for axis, place in enumerate(placements):

@@ -21,7 +21,7 @@ Shared = tuple[Endpoint, Endpoint]  # a link in one direction; or a port: (rank,
 PORTS = 2  # of a route, in front of its links
 
 
-class Route(Struct, frozen=True, eq=False):
+class LinkRoute(Struct, frozen=True, eq=False):
     """The way of a copy between two GPUs, over their ports and then over links. gb_per_s: of one copy alone. takes: the
     share of each port and link that it then has. cost: of all links together, for a byte: of two routes into a GPU, the
     one with less burdens the machine less. level: how many costs of the machine's are lower."""
@@ -64,19 +64,19 @@ class Joined:
         """All ports and links, nothing of them taken."""
         return dict.fromkeys((link for route in self.routes.values() for link in route.takes), 1.0)
 
-    def _route(self, source: int, target: int) -> Route:
+    def _route(self, source: int, target: int) -> LinkRoute:
         hops = self.machine.routes.between(self.gpus[source], self.gpus[target])
         alone = min(self.machine.links.push.peak_gb_per_s, *(self.gb_per_s[hop] for hop in hops))
         out, into = (self.gpus[source], "out"), ("into", self.gpus[target])
         ports: dict[Shared, float] = {out: 1 / self.port, into: 1 / self.port}
         takes = ports | {hop: alone / self.gb_per_s[hop] for hop in hops}
-        return Route(source, target, takes, alone, round(sum(1 / self.gb_per_s[hop] for hop in hops), 9))
+        return LinkRoute(source, target, takes, alone, round(sum(1 / self.gb_per_s[hop] for hop in hops), 9))
 
     def _passes_gpu(self, source: int, target: int) -> bool:
         hops = self.machine.routes.between(self.gpus[source], self.gpus[target])
         return any(isinstance(hop[0], int) for hop in hops[1:])
 
-    def alone_us(self, route: Route, size_bytes: float) -> float:
+    def alone_us(self, route: LinkRoute, size_bytes: float) -> float:
         """A copy's time with nobody beside it."""
         machine = self.machine
         links_us = machine.routes.time_us(self.gpus[route.source], self.gpus[route.target], size_bytes)

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.schedule import Range
 from overweave.ir.shards import shard_rows
-from overweave.lower.layouts import Mesh, Placements
-from overweave.lower.work import Matmul, Op
+from overweave.lower.layouts import Placements, RankMesh
+from overweave.lower.work import MatmulOp, Op
 
 AXES: dict[bool, dict[str, tuple[str, ...]]] = {  # of a matmul, of attention: tensor -> its axes, the result last
     True: {"x": ("m", "k"), "w": ("k", "n"), "y": ("m", "n")},
@@ -43,7 +43,7 @@ class Shard(Struct, frozen=True):
     cuts: tuple[tuple[int, str], ...]  # mesh dimension, axis
 
 
-class Loop(Struct, frozen=True):
+class BlockLoop(Struct, frozen=True):
     """Blocks of an axis, one after the other. over: mesh dimensions whose coordinates are added to the block's number;
     by: how far a step goes."""
 
@@ -60,11 +60,11 @@ class Shift(Struct, frozen=True):
     by: int = 1
 
 
-class Buffer(Struct, frozen=True):
+class Keep(Struct, frozen=True):
     tensor: str
 
 
-Word = Parallelize | Shard | Loop | Shift | Buffer
+NestWord = Parallelize | Shard | BlockLoop | Shift | Keep
 
 
 def parallelize(axis: str, mesh: int) -> Parallelize:
@@ -78,9 +78,9 @@ def shard(tensor: str, **cuts: int | tuple[int, ...]) -> Shard:
     return Shard(tensor, tuple(pairs))
 
 
-def loop(axis: str, trips: int = 0, *, block: int = 0) -> Loop:
+def loop(axis: str, trips: int = 0, *, block: int = 0) -> BlockLoop:
     """Walk an axis in so many blocks, or in blocks of so many elements."""
-    return Loop(axis, trips, block)
+    return BlockLoop(axis, trips, block)
 
 
 def shift(axis: str, over: int | tuple[int, ...], by: int = 1) -> Shift:
@@ -88,16 +88,16 @@ def shift(axis: str, over: int | tuple[int, ...], by: int = 1) -> Shift:
     return Shift(axis, (over,) if isinstance(over, int) else over, by)
 
 
-def buffer(tensor: str) -> Buffer:
+def buffer(tensor: str) -> Keep:
     """Keep what is read of a tensor from here on."""
-    return Buffer(tensor)
+    return Keep(tensor)
 
 
 class Nest(Struct, frozen=True):
     """What a rank computes in a loop nest: a matmul or attention, and its words, outermost first."""
 
     op: Op
-    words: tuple[Word, ...]
+    words: tuple[NestWord, ...]
 
 
 class Read(NamedTuple):
@@ -105,21 +105,21 @@ class Read(NamedTuple):
     its own axes. gathered, passed: tensors that are kept, above all loops or in one."""
 
     op: Op
-    mesh: Mesh
+    mesh: RankMesh
     parallel: dict[str, tuple[int, ...]]
     homes: dict[str, Placements]
-    loops: tuple[Loop, ...]
+    loops: tuple[BlockLoop, ...]
     gathered: frozenset[str]
     passed: frozenset[str]
 
     @property
     def tensors(self) -> Mapping[str, tuple[str, ...]]:
-        return AXES[isinstance(self.op, Matmul)]
+        return AXES[isinstance(self.op, MatmulOp)]
 
     @property
     def extents(self) -> dict[str, int]:
         op = self.op
-        if isinstance(op, Matmul):
+        if isinstance(op, MatmulOp):
             return {"m": op.m, "n": op.n, "k": op.k}
         return {"b": op.batch, "h": op.heads, "q": op.rows, "kv": op.rows}
 
@@ -149,9 +149,9 @@ def _cut(whole: Range, count: int, index: int) -> Range:
     return whole[0] + first, whole[0] + last
 
 
-def read(nest: Nest, mesh: Mesh) -> Read:
+def read(nest: Nest, mesh: RankMesh) -> Read:
     """Check a nest, word by word. Raises InputError, with the number of the word."""
-    tensors = AXES[isinstance(nest.op, Matmul)]
+    tensors = AXES[isinstance(nest.op, MatmulOp)]
     found = Read(nest.op, mesh, {}, {}, (), frozenset(), frozenset())
     for number, word in enumerate(nest.words):
         found = _Reader(f"word {number}, {_shown(word)}", found).taken(word)
@@ -165,7 +165,7 @@ class _Reader:
     def __init__(self, asked: str, known: Read) -> None:
         self.asked, self.known = asked, known
 
-    def taken(self, word: Word) -> Read:
+    def taken(self, word: NestWord) -> Read:
         known = self.known
         match word:
             case Parallelize():
@@ -178,11 +178,11 @@ class _Reader:
                 )
             case Shard():
                 return known._replace(homes=known.homes | {word.tensor: self._home(word)})
-            case Loop():
+            case BlockLoop():
                 return known._replace(loops=(*known.loops, self._loop(word)))
             case Shift():
                 return known._replace(loops=self._shifted(word))
-            case Buffer():
+            case Keep():
                 inputs = [*known.tensors][:-1]
                 if word.tensor not in inputs:
                     self._refuse("it is read by no step", f"Name one of {', '.join(inputs)}")
@@ -208,7 +208,7 @@ class _Reader:
             placed[at] = f"S{axes.index(axis)}"
         return tuple(placed)
 
-    def _loop(self, word: Loop) -> Loop:
+    def _loop(self, word: BlockLoop) -> BlockLoop:
         """The loop with its trips, which must be those of all ranks."""
         self._check_axis(word.axis)
         if word.block:
@@ -224,7 +224,7 @@ class _Reader:
             self._refuse(f"{cut} blocks of {word.axis} leave some empty", "Take fewer trips")
         return word
 
-    def _shifted(self, word: Shift) -> tuple[Loop, ...]:
+    def _shifted(self, word: Shift) -> tuple[BlockLoop, ...]:
         known = self.known
         place = max((at for at, one in enumerate(known.loops) if one.axis == word.axis), default=None)
         if place is None:
@@ -259,4 +259,6 @@ class _Reader:
 def _shown(word: object) -> str:
     fields = {field: getattr(word, field) for field in getattr(word, "__struct_fields__", ())}
     said = (f"{field}={value!r}" for field, value in fields.items() if value not in (0, ()))
-    return f"{type(word).__name__.lower()}({', '.join(said)})"[:100]
+    names: dict[type, str] = {BlockLoop: "loop", Keep: "buffer"}
+    name = names.get(type(word), type(word).__name__.lower())
+    return f"{name}({', '.join(said)})"[:100]

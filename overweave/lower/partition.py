@@ -20,31 +20,31 @@ from overweave.ir.shards import shard_rows
 from overweave.ir.tensors import FACTORS
 from overweave.ir.tensors import product as product_of
 from overweave.lower.fused import fused_plan
-from overweave.lower.layouts import Change, Mesh, Placements, box_of, changes, mesh_of, placements_of
+from overweave.lower.layouts import Change, Placements, RankMesh, box_of, changes, mesh_of, placements_of
 from overweave.lower.work import (
-    Attention,
+    AttentionOp,
+    CommStep,
     Lowered,
-    Matmul,
+    MatmulOp,
     Op,
-    Step,
     check_request,
     contents,
     machine_of,
     plan_of,
     promised,
 )
-from overweave.lower.writer import Box, Group, Held, Path, Shape, Terms, Writer, inside
+from overweave.lower.writer import Cuboid, Held, LowerPath, Members, Shape, StepWriter, Terms, inside
 from overweave.schedules.communication import EXCHANGES, TILES, W, X, Y
 
 Local = tuple[Placements, ...]  # of factors and the result where a rank computes
 
 
-def placements(op: Op, *, inputs: Mapping[str, Any], outputs: Any, mesh: Any, path: Path = "template") -> Lowered:
+def placements(op: Op, *, inputs: Mapping[str, Any], outputs: Any, mesh: Any, path: LowerPath = "template") -> Lowered:
     """Return the plan of a matmul, or of attention, whose factors and result lie on a mesh as placements say.
 
     inputs: placements by tensor, `x` and `w`, or `q`, `k` and `v`; outputs: of the result; as `placements_of` reads
-    them. mesh: a shape of one or two dimensions, a DeviceMesh, or a `Mesh` with a machine. path: how collectives are
-    written: `direct` (the library's), `template` (puts), `synth` (puts by the machine's links). Partial factors are
+    them. mesh: a shape of one or two dimensions, a DeviceMesh, or a `RankMesh` with a machine. path: how collectives
+    are written: `direct` (the library's), `template` (puts), `synth` (puts by the machine's links). Partial factors are
     sums over ranks of what they hold; a Partial result stays a sum to be made. A rank's tensors are its shards, of a
     matmul `[rows, cols]`, of attention `[batch * rows, heads * head_dim]`; ranks wait for what they read, alone.
 
@@ -52,30 +52,30 @@ def placements(op: Op, *, inputs: Mapping[str, Any], outputs: Any, mesh: Any, pa
     """
     check_request(op, path)
     mesh = mesh_of(mesh)
-    names = (X, W) if isinstance(op, Matmul) else ("q", "k", "v")
+    names = (X, W) if isinstance(op, MatmulOp) else ("q", "k", "v")
     if set(inputs) != set(names):
         found = f"those of {', '.join(map(str, inputs))}"[:80]
         raise InputError(f"inputs of a {type(op).__name__}", found, f"Give {', '.join(names)}")
-    dims, result = (2, Y) if isinstance(op, Matmul) else (3, "o")
+    dims, result = (2, Y) if isinstance(op, MatmulOp) else (3, "o")
     placed = {name: placements_of(f"inputs[{name}]", inputs[name], mesh, dims) for name in names}
     placed[result] = placements_of("outputs", outputs, mesh, dims)
-    work = _MatmulWork(op, mesh, path, placed) if isinstance(op, Matmul) else _AttentionWork(op, mesh, path, placed)
+    work = _MatmulWork(op, mesh, path, placed) if isinstance(op, MatmulOp) else _AttentionWork(op, mesh, path, placed)
     plan = plan_of(work.write(), mesh, op.dtype, path)
-    fused = fused_plan(op, mesh, path, placed) if isinstance(op, Matmul) else None
+    fused = fused_plan(op, mesh, path, placed) if isinstance(op, MatmulOp) else None
     return Lowered(tuple(work.steps), plan, *(fused or ()))
 
 
-class Work:
+class MeshWork:
     """What a matmul and attention have in common: redistributions before and behind. Dimensions of tensors are batch,
     rows and columns here."""
 
-    def __init__(self, name: str, mesh: Mesh, path: Path, dtype: Dtype) -> None:
-        self.mesh, self.steps, self.machine = mesh, list[Step](), machine_of(mesh)
+    def __init__(self, name: str, mesh: RankMesh, path: LowerPath, dtype: Dtype) -> None:
+        self.mesh, self.steps, self.machine = mesh, list[CommStep](), machine_of(mesh)
         self.item_bytes = ITEMSIZE_BYTES[dtype]
-        self.writer = Writer(name, mesh.ranks, path, self.machine)
+        self.writer = StepWriter(name, mesh.ranks, path, self.machine)
 
-    def boxes(self, shape: Shape, placed: Placements) -> list[Box]:
-        return [cast(Box, box_of(shape.extents, placed, self.mesh, rank)) for rank in range(self.mesh.ranks)]
+    def boxes(self, shape: Shape, placed: Placements) -> list[Cuboid]:
+        return [cast(Cuboid, box_of(shape.extents, placed, self.mesh, rank)) for rank in range(self.mesh.ranks)]
 
     def redistributed(self, held: Held, before: Placements, after: Placements, target: Held | None = None) -> Held:
         """Return the tensor behind all steps from one list of placements to another. target: where it may lie then."""
@@ -84,13 +84,13 @@ class Work:
         for change in steps:
             groups = tuple(self.mesh.lines(change.axis))
             self.writer.into = target if moving and change is moving[-1] is steps[-1] else None
-            step = Step(held.buffer.partition(".")[0], change.kind, groups)
+            step = CommStep(held.buffer.partition(".")[0], change.kind, groups)
             self.steps += [step] if step not in self.steps else []
             held = self._changed(held, change, groups)
         self.writer.into = None
         return held
 
-    def _changed(self, held: Held, change: Change, groups: tuple[Group, ...]) -> Held:
+    def _changed(self, held: Held, change: Change, groups: tuple[Members, ...]) -> Held:
         after = self.boxes(held.shape, change.after)
 
         hulls = {group: _hull([held.box(rank) for rank in group]) for group in groups}  # of one slice of a tensor
@@ -125,7 +125,7 @@ class Work:
         return prod(max(0, hi - lo) for lo, hi in box_of(shape.extents, placed, self.mesh, 0))
 
     def product_at(
-        self, name: str, shape: Shape, boxes: Sequence[Box], terms: Sequence[Terms], adds: bool = False
+        self, name: str, shape: Shape, boxes: Sequence[Cuboid], terms: Sequence[Terms], adds: bool = False
     ) -> Held:
         """Return where a result lies that is still to be brought to its callers. adds: it is added to, in fp32."""
         values = [[(box, of)] for box, of in zip(boxes, terms, strict=True)]
@@ -145,10 +145,10 @@ FORMS = (("R", "R", "R"), ("S1", "R", "S1"), ("R", "S2", "S2"), ("S2", "S1", "P"
 OF_PARTIAL = {("P", "R"): ("P", "R", "P"), ("R", "P"): ("R", "P", "P")}
 
 
-class _MatmulWork(Work):
+class _MatmulWork(MeshWork):
     """given, local: placements of x, w and y, of callers and where ranks multiply."""
 
-    def __init__(self, op: Matmul, mesh: Mesh, path: Path, placed: Mapping[str, Placements]) -> None:
+    def __init__(self, op: MatmulOp, mesh: RankMesh, path: LowerPath, placed: Mapping[str, Placements]) -> None:
         super().__init__("matmul", mesh, path, op.dtype)
         self.op, self.given = op, {name: inner(placed[name], (1, 2)) for name in (X, W, Y)}
         self.shapes = shapes_of(op)
@@ -242,10 +242,10 @@ class _MatmulWork(Work):
 OF_ATTENTION = (("R", "R", "R"), ("S0", "S0", "S0"), ("S2", "S2", "S2"), ("S1", "R", "S1"))  # of q, of k and v, of o
 
 
-class _AttentionWork(Work):
+class _AttentionWork(MeshWork):
     """given: placements of q, k, v and o, as callers have them."""
 
-    def __init__(self, op: Attention, mesh: Mesh, path: Path, placed: Mapping[str, Placements]) -> None:
+    def __init__(self, op: AttentionOp, mesh: RankMesh, path: LowerPath, placed: Mapping[str, Placements]) -> None:
         super().__init__("attention", mesh, path, op.dtype)
         if partial := next((name for name, places in placed.items() if "P" in places), None):
             raise InputError(f"placements of {partial}", "a partial sum", "Reduce it before: softmax is of whole rows")
@@ -292,15 +292,15 @@ class _AttentionWork(Work):
         return moved + 2 * self.computed_us(self.elements(self.shape, q) * self.shape.width * self.shape.extents[1])
 
 
-def _hull(boxes: Sequence[Box]) -> Box:
+def _hull(boxes: Sequence[Cuboid]) -> Cuboid:
     """The box that others make up."""
     ranges = [(min(box[dim][0] for box in boxes), max(box[dim][1] for box in boxes)) for dim in range(3)]
-    return cast(Box, tuple(ranges))
+    return cast(Cuboid, tuple(ranges))
 
 
 def shapes_of(op: Op) -> dict[str, Shape]:
     """The shapes of all tensors."""
-    if isinstance(op, Matmul):
+    if isinstance(op, MatmulOp):
         return {X: Shape((1, op.m, op.k)), W: Shape((1, op.k, op.n)), Y: Shape((1, op.m, op.n))}
     return dict.fromkeys(("q", "k", "v", "o"), Shape((op.batch, op.rows, op.heads), op.head_dim))
 
@@ -310,7 +310,7 @@ def inner(placed: Placements, dims: tuple[int, ...]) -> Placements:
     return tuple(f"S{dims[int(place[1:])]}" if place[0] == "S" else place for place in placed)
 
 
-def _sliced(boxes: list[Box], slices: tuple[int, int]) -> Iterator[list[Box]]:
+def _sliced(boxes: list[Cuboid], slices: tuple[int, int]) -> Iterator[list[Cuboid]]:
     """The same slice of every rank's product: of its rows, and of its columns."""
 
     def part(range_: Range, count: int, at: int) -> Range:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from overweave.hardware.machine import Machine
-from overweave.lower.links import Joined, Route, Shared, joined
+from overweave.lower.links import Joined, LinkRoute, Shared, joined
 
 SOON = 1e-9  # us, and shares
 MOST_PASSES, MOST_TRANSFERS = 16, 3000  # of one search: passes, and the transfers of all of them together
@@ -33,7 +33,7 @@ class Transfer(NamedTuple):
     end_us: float
 
 
-Running = tuple[float, int, Transfer, Route, float]  # when it ends, a number, what, on which route, at which speed
+Running = tuple[float, int, Transfer, LinkRoute, float]  # when it ends, a number, what, on which route, at which speed
 
 
 @lru_cache(maxsize=128)
@@ -54,12 +54,12 @@ def _end_us(transfers: Iterable[Transfer]) -> float:
     return max((one.end_us for one in transfers), default=0.0)
 
 
-def speed(route: Route, free: Mapping[Shared, float]) -> float:
+def speed(route: LinkRoute, free: Mapping[Shared, float]) -> float:
     """The share of its speed alone with which a copy could start beside others."""
     return min(1.0, *(free[link] / taken for link, taken in route.takes.items()))
 
 
-def _halved(graph: Joined) -> dict[Route, float]:
+def _halved(graph: Joined) -> dict[LinkRoute, float]:
     """The speeds at which two copies at once leave no link idle that one alone could not fill, as far as ports hold two
     on every link."""
     links: defaultdict[int, set[Shared]] = defaultdict(set)
@@ -67,7 +67,7 @@ def _halved(graph: Joined) -> dict[Route, float]:
         links[route.source].add(route.leaves_by)
     most = {source: graph.port / 2 / len(leaving) for source, leaving in links.items()}
 
-    def half(route: Route, link: Shared, taken: float) -> float:
+    def half(route: LinkRoute, link: Shared, taken: float) -> float:
         is_held = link in route.ports or 0.5 / taken <= most[route.source] + SOON
         return 0.5 / taken if 0.5 < taken < 1 and is_held else 1.0
 
@@ -99,8 +99,8 @@ class _Pass:
         self.by_holders = [0, every, *[0] * ranks]
         self.holders = [1] * (ranks * pieces)
         self.free = graph.shares
-        self.on_link: defaultdict[Shared, list[Route]] = defaultdict(list)
-        self.leaving: list[list[Route]] = [[] for _ in range(ranks)]
+        self.on_link: defaultdict[Shared, list[LinkRoute]] = defaultdict(list)
+        self.leaving: list[list[LinkRoute]] = [[] for _ in range(ranks)]
         for route in graph.near.values():
             self.leaving[route.source].append(route)
             for link in route.takes:
@@ -115,7 +115,7 @@ class _Pass:
         done: list[Transfer] = []
         self._start(0.0, list(self.graph.near.values()), running)
         while running:
-            now, touched = running[0][0], dict[Route, None]()
+            now, touched = running[0][0], dict[LinkRoute, None]()
             while running and running[0][0] <= now + SOON:
                 _, _, transfer, route, share = heapq.heappop(running)
                 done.append(transfer)
@@ -127,7 +127,7 @@ class _Pass:
             self._start(now, list(touched), running)
         return done
 
-    def _start(self, now: float, routes: list[Route], running: list[Running]) -> None:
+    def _start(self, now: float, routes: list[LinkRoute], running: list[Running]) -> None:
         """Start what fits on routes that may have become free."""
         waiting = [(key, number, route) for number, route in enumerate(routes) if (key := self._next(route))]
         heapq.heapify(waiting)
@@ -146,7 +146,7 @@ class _Pass:
                 self.started += 1
                 heapq.heappush(running, (end_us, self.started, transfer, route, share))
 
-    def _next(self, route: Route) -> tuple[bool, int, float, int] | None:
+    def _next(self, route: LinkRoute) -> tuple[bool, int, float, int] | None:
         """Return a route's place in the order of starting, and the chunk that it would carry now; None without one.
 
         First come routes that go on, if they are to be steady, then the chunks that the fewest ranks have.
@@ -167,7 +167,7 @@ class _Pass:
         later = rare >> first
         return is_new, holders, tie, first + _lowest(later) if later else _lowest(rare)
 
-    def _take(self, route: Route, chunk: int, share: float) -> None:
+    def _take(self, route: LinkRoute, chunk: int, share: float) -> None:
         bit, count = 1 << chunk, self.holders[chunk]
         self.lacks[route.target] &= ~bit
         self.holders[chunk] = count + 1
@@ -203,9 +203,9 @@ def traded(machine: Machine, ranks: int | tuple[int, ...], pieces: int, chunk_by
         for link, taken in route.takes.items():
             left[link] += pieces * taken / route.gb_per_s
     waiting = [(route, piece) for piece in range(pieces) for route in graph.routes.values()]
-    free, running, done = graph.shares, list[tuple[float, int, Route, float]](), list[Transfer]()
+    free, running, done = graph.shares, list[tuple[float, int, LinkRoute, float]](), list[Transfer]()
 
-    def place(each: tuple[Route, int]) -> tuple[float, int]:
+    def place(each: tuple[LinkRoute, int]) -> tuple[float, int]:
         return -max(left[link] for link in each[0].takes), (each[0].target - each[0].source) % graph.ranks
 
     now = 0.0

@@ -13,15 +13,15 @@ from overweave.ir.tensors import product as product_of
 from overweave.lower.fused import fused_plan
 from overweave.lower.layouts import Placements, mesh_of
 from overweave.lower.nest import Nest, Read, read
-from overweave.lower.partition import Work, inner, shapes_of
-from overweave.lower.work import Lowered, Matmul, Step, check_request, contents, plan_of, promised
-from overweave.lower.writer import Box, Held, Path, Shape, Terms, inside, is_empty
+from overweave.lower.partition import MeshWork, inner, shapes_of
+from overweave.lower.work import CommStep, Lowered, MatmulOp, check_request, contents, plan_of, promised
+from overweave.lower.writer import Cuboid, Held, LowerPath, Shape, Terms, inside, is_empty
 from overweave.schedules.communication import COPIES, MAIN, TILES, W, X, Y, shifted
 
 Numbers = tuple[int, ...]  # of all loops, at one step
 
 
-def loops(nest: Nest, *, mesh: Any, path: Path = "template") -> Lowered:
+def loops(nest: Nest, *, mesh: Any, path: LowerPath = "template") -> Lowered:
     """Return the plan of a loop nest.
 
     mesh, path: as of `placements`. Blocks of a loop that are kept come from the neighbour who used them one step
@@ -31,17 +31,17 @@ def loops(nest: Nest, *, mesh: Any, path: Path = "template") -> Lowered:
     """
     check_request(nest.op, path)
     found = read(nest, mesh_of(mesh))
-    walk = _MatmulWalk(found, path) if isinstance(nest.op, Matmul) else _AttentionWalk(found, path)
+    walk = _MatmulWalk(found, path) if isinstance(nest.op, MatmulOp) else _AttentionWalk(found, path)
     plan = plan_of(walk.write(), found.mesh, nest.op.dtype, path)
-    fused = fused_plan(nest.op, found.mesh, path, found.homes) if isinstance(nest.op, Matmul) else None
+    fused = fused_plan(nest.op, found.mesh, path, found.homes) if isinstance(nest.op, MatmulOp) else None
     return Lowered(tuple(walk.steps), plan, *(fused or ()))
 
 
-class _Walk(Work):
+class _Walk(MeshWork):
     """What a matmul and attention have in common. homes: tensors as callers have them, or gathered. staged: where
     blocks of peers land. shared: where peers pull from."""
 
-    def __init__(self, name: str, found: Read, path: Path, dims: tuple[int, ...]) -> None:
+    def __init__(self, name: str, found: Read, path: LowerPath, dims: tuple[int, ...]) -> None:
         super().__init__(name, found.mesh, path, found.op.dtype)
         self.read, self.dims = found, dims
         self.given = {name: inner(placed, dims) for name, placed in found.homes.items()}
@@ -61,17 +61,17 @@ class _Walk(Work):
         stage = self.writer.buffer(f"{name}.blocks", held.shape, "symmetric")
         self.staged[name] = Held(stage, held.shape, held.values)
 
-    def box(self, name: str, rank: int, step: Numbers) -> Box:
+    def box(self, name: str, rank: int, step: Numbers) -> Cuboid:
         """The block of a tensor that a rank needs."""
         ranges: list[Range] = [(0, 1)] * 3
         for dim, axis in zip(self.dims, self.read.tensors[name], strict=True):
             ranges[dim] = self.read.block(rank, axis, step)
-        return cast(Box, tuple(ranges))
+        return cast(Cuboid, tuple(ranges))
 
-    def is_home(self, name: str, rank: int, box: Box) -> bool:
+    def is_home(self, name: str, rank: int, box: Cuboid) -> bool:
         return inside(self.homes[name].box(rank), box) == box
 
-    def place(self, name: str, rank: int, box: Box) -> Held:
+    def place(self, name: str, rank: int, box: Cuboid) -> Held:
         """Where a rank reads a block."""
         return (self.homes if self.is_home(name, rank, box) else self.staged)[name]
 
@@ -103,12 +103,12 @@ class _Walk(Work):
         cure = "Shift a loop over the mesh dimension along which blocks pass, or keep it nowhere"
         raise InputError(f"buffer({name!r}) in a loop", found, cure)
 
-    def _pass(self, name: str, rank: int, source: int, box: Box) -> None:
+    def _pass(self, name: str, rank: int, source: int, box: Cuboid) -> None:
         sent, got = self.place(name, source, box).regions(source, box), self.staged[name].regions(rank, box)
         self.writer.add(Put, source, f"{COPIES}.{name}", sources=sent, destinations=got)
         self._note(name, "put", source, rank)
 
-    def _pull(self, name: str, rank: int, box: Box) -> None:
+    def _pull(self, name: str, rank: int, box: Cuboid) -> None:
         """Pull a block from those that have it, each its part, from the nearest ones first."""
         left = [box]
         for owner in ((rank + step) % self.mesh.ranks for step in range(self.mesh.ranks)):
@@ -142,12 +142,12 @@ class _Walk(Work):
         return self.shared[name]
 
     def _note(self, name: str, kind: str, source: int, target: int) -> None:
-        step = Step(name, kind, ((source, target),))
+        step = CommStep(name, kind, ((source, target),))
         self.steps += [step] if step not in self.steps and source != target else []
 
 
 class _MatmulWalk(_Walk):
-    def __init__(self, found: Read, path: Path) -> None:
+    def __init__(self, found: Read, path: LowerPath) -> None:
         super().__init__("matmul_loops", found, path, (1, 2))
         self.shape = self.shapes[Y]
 
@@ -167,7 +167,7 @@ class _MatmulWalk(_Walk):
         is_there = local == self.given[Y] and not (adds and self.read.op.dtype != "float32")
         made = target if is_there else self.product_at(f"{Y}.part", self.shape, boxes, [()] * self.mesh.ranks, adds)
         made = made._replace(values=[[*values.items()] for values in terms])
-        seen: set[tuple[int, Box]] = set()
+        seen: set[tuple[int, Cuboid]] = set()
         for at in range(len(self.numbers)):
             self.bring(at)
             for rank in range(self.mesh.ranks):
@@ -175,7 +175,7 @@ class _MatmulWalk(_Walk):
         self.ended(made, local, self.given[Y], target, product_of(*FACTORS))
         return self.writer.schedule()
 
-    def _multiply(self, made: Held, rank: int, at: int, seen: set[tuple[int, Box]]) -> None:
+    def _multiply(self, made: Held, rank: int, at: int, seen: set[tuple[int, Cuboid]]) -> None:
         step = self.numbers[at]
         boxes = {name: self.box(name, rank, step) for name in (X, W, Y)}
         if any(map(is_empty, boxes.values())):
@@ -185,9 +185,9 @@ class _MatmulWalk(_Walk):
         seen.add((rank, boxes[Y]))
         self.writer.multiply(rank, a, b, out, is_more)
 
-    def _terms(self) -> list[dict[Box, Terms]]:
+    def _terms(self) -> list[dict[Cuboid, Terms]]:
         """Return for each rank the blocks of the product, and the parts of the reduced axis that are added."""
-        found: list[dict[Box, Terms]] = [{} for _ in range(self.mesh.ranks)]
+        found: list[dict[Cuboid, Terms]] = [{} for _ in range(self.mesh.ranks)]
         for step in self.numbers:
             for rank, blocks in enumerate(found):
                 box, k = self.box(Y, rank, step), self.read.block(rank, "k", step)
@@ -207,7 +207,7 @@ class _MatmulWalk(_Walk):
 class _AttentionWalk(_Walk):
     """Every step makes a piece of the result; a last kernel merges all pieces of a rank."""
 
-    def __init__(self, found: Read, path: Path) -> None:
+    def __init__(self, found: Read, path: LowerPath) -> None:
         super().__init__("attention_loops", found, path, (0, 2, 1))
         self.shape = self.shapes["o"]
 
@@ -267,11 +267,11 @@ class _AttentionWalk(_Walk):
         return tuple(placed)
 
 
-def _without(box: Box, part: Box) -> list[Box]:
+def _without(box: Cuboid, part: Cuboid) -> list[Cuboid]:
     """What is left of a box without a part of it."""
-    left: list[Box] = []
+    left: list[Cuboid] = []
     for dim in range(3):
         for cut in ((box[dim][0], part[dim][0]), (part[dim][1], box[dim][1])):
             if cut[0] < cut[1]:
-                left.append(cast(Box, (*part[:dim], cut, *box[dim + 1 :])))
+                left.append(cast(Cuboid, (*part[:dim], cut, *box[dim + 1 :])))
     return left

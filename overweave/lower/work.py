@@ -11,12 +11,12 @@ from overweave.ir.dtype import Dtype
 from overweave.ir.plan import PartialSums, Plan
 from overweave.ir.schedule import Apply, Goal, InitialContents, Schedule
 from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
-from overweave.lower.layouts import Mesh
-from overweave.lower.writer import PATHS, Box, Group, Held, Path
+from overweave.lower.layouts import RankMesh
+from overweave.lower.writer import PATHS, Cuboid, Held, LowerPath, Members
 from overweave.sim.realize import realize
 
 
-class Matmul(Struct, frozen=True):
+class MatmulOp(Struct, frozen=True):
     """`x [m, k] @ w [k, n] -> y [m, n]`. slices: Domino's, of the rows of x and of the columns of w: each slice is
     summed by the library beside the matmul of the next one."""
 
@@ -27,7 +27,7 @@ class Matmul(Struct, frozen=True):
     slices: tuple[int, int] = (1, 1)
 
 
-class Attention(Struct, frozen=True):
+class AttentionOp(Struct, frozen=True):
     """`softmax(q k^T) v -> o`, each `[batch, heads, rows, head_dim]`: dimension 0 is the batch, 1 the heads, 2 the
     rows."""
 
@@ -38,15 +38,15 @@ class Attention(Struct, frozen=True):
     dtype: Dtype = "bfloat16"
 
 
-Op = Matmul | Attention
+Op = MatmulOp | AttentionOp
 
 
-class Step(Struct, frozen=True):
+class CommStep(Struct, frozen=True):
     """What travels of a tensor among which groups of ranks."""
 
     tensor: str
     kind: str
-    groups: tuple[Group, ...]
+    groups: tuple[Members, ...]
 
     def __str__(self) -> str:
         return f"{self.tensor}: {self.kind} among {' '.join(map(str, self.groups))}"
@@ -60,7 +60,7 @@ class Lowered(Struct, frozen=True):
     operator, and what its `plan=` takes.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[CommStep, ...]
     plan: Plan
     fused: Plan | None = None
     words: tuple[str, str] | None = None
@@ -74,25 +74,25 @@ def check_request(op: Op, path: str) -> None:
     """Raise InputError for sizes below 1, slices that are none, and an unknown path."""
     if path not in PATHS:
         raise InputError(f"path={str(path)[:40]!r}", "unknown", f"Use one of {', '.join(PATHS)}")
-    if not isinstance(op, Matmul | Attention):
-        raise InputError("lower", f"a {type(op).__name__}", "Give a lower.Matmul or a lower.Attention")
+    if not isinstance(op, MatmulOp | AttentionOp):
+        raise InputError("lower", f"a {type(op).__name__}", "Give a lower.MatmulOp or a lower.AttentionOp")
     for name in op.__struct_fields__:
         size = getattr(op, name)
         if name not in ("dtype", "slices") and (type(size) is not int or size < 1):
             raise InputError(f"{type(op).__name__} with {name}={size}"[:80], "no such size", "Give at least 1")
-    slices = op.slices if isinstance(op, Matmul) else (1, 1)
+    slices = op.slices if isinstance(op, MatmulOp) else (1, 1)
     if len(slices) != 2 or any(type(count) is not int or count < 1 for count in slices):
         raise InputError(
             f"slices={slices}"[:60], "not two numbers of at least 1", "Give slices of rows, and of columns"
         )
 
 
-def machine_of(mesh: Mesh) -> Machine:
+def machine_of(mesh: RankMesh) -> Machine:
     """The machine that plans of a mesh are for."""
     return mesh.machine or load(default_for(mesh.ranks))
 
 
-def plan_of(schedule: Schedule, mesh: Mesh, dtype: Dtype, path: Path) -> Plan:
+def plan_of(schedule: Schedule, mesh: RankMesh, dtype: Dtype, path: LowerPath) -> Plan:
     """The plan of a handwritten schedule; where kernels compute whose tables are their own, the schedule alone is
     proven. Only sums of a template are rounded once. Raises ScheduleRefused."""
     plan = realize(schedule, machine_of(mesh), dtype)
@@ -105,7 +105,7 @@ def plan_of(schedule: Schedule, mesh: Mesh, dtype: Dtype, path: Path) -> Plan:
     return plan
 
 
-def contents(held: Held, rank: int, box: Box, tensor: str) -> list[InitialContents]:
+def contents(held: Held, rank: int, box: Cuboid, tensor: str) -> list[InitialContents]:
     """What a rank has of a box of a tensor, by its rectangles."""
     pairs = zip(held.regions(rank, box), held.shape.rectangles(box), strict=True)
     found = [InitialContents(region, tensor, rows[0], cols[0]) for region, (rows, cols) in pairs]

@@ -33,25 +33,27 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.shards import shard_rows
 from overweave.lower.search import gathered, traded
-from overweave.schedules.assemble_schedule import counted, credits
+from overweave.schedules.assemble_schedule import credits
 from overweave.schedules.communication import COMPLETE, COPIES, ISSUE, MAIN, TILES, Communication, common
 from overweave.schedules.signals import with_signals
 
-Path = Literal["direct", "template", "synth"]
-PATHS: tuple[Path, ...] = ("direct", "template", "synth")
+LowerPath = Literal["direct", "template", "synth"]
+PATHS: tuple[LowerPath, ...] = ("direct", "template", "synth")
 MEGABYTE = 1 << 20  # a chunk by which ways are searched: latencies do not decide them
 
 CALLERS = ("input", "output")
 
-Home = Literal["input", "output", "symmetric", "local"]
-Function = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
-Group = tuple[int, ...]
-Box = tuple[Range, Range, Range]  # of a tensor [batch, rows, cols]
-Wanted = Callable[[int], Box]  # of a rank
+BufferHome = Literal["input", "output", "symmetric", "local"]
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+Members = tuple[int, ...]
+Cuboid = tuple[Range, Range, Range]  # of a tensor [batch, rows, cols]
+Wanted = Callable[[int], Cuboid]  # of a rank
 Side = list[list[tuple[Region, ...]]]
 Terms = tuple[Range, ...]
-Values = list[tuple[Box, Terms]]  # what a rank has of a tensor: boxes, and the parts of a sum that each holds, in order
-Hop = tuple[int, int, int]  # from a member of a group, to another one: what the third one owns
+HeldValues = list[
+    tuple[Cuboid, Terms]
+]  # what a rank has of a tensor: boxes, and the parts of a sum that each holds, in order
+MemberHop = tuple[int, int, int]  # from a member of a group, to another one: what the third one owns
 
 
 class Shape(NamedTuple):
@@ -65,11 +67,11 @@ class Shape(NamedTuple):
         batch, rows, cols = self.extents
         return batch * rows, cols * self.width
 
-    def has_whole(self, box: Box) -> bool:
+    def has_whole(self, box: Cuboid) -> bool:
         """Whether a box has all rows of its batches, which then are one rectangle of the matrix."""
         return box[1] == (0, self.extents[1])
 
-    def rectangles(self, box: Box, is_whole: bool | None = None) -> list[tuple[Range, Range]]:
+    def rectangles(self, box: Cuboid, is_whole: bool | None = None) -> list[tuple[Range, Range]]:
         """The rows and columns of a box: one rectangle, or one for each batch."""
         (b0, b1), (r0, r1), (c0, c1) = box
         rows, cols = self.extents[1], (c0 * self.width, c1 * self.width)
@@ -85,15 +87,15 @@ class Held(NamedTuple):
 
     buffer: str
     shape: Shape
-    values: list[Values]
-    own: list[Box] | None = None
+    values: list[HeldValues]
+    own: list[Cuboid] | None = None
 
-    def box(self, rank: int) -> Box:
+    def box(self, rank: int) -> Cuboid:
         """All that a rank has: its values make up a box."""
         boxes = [box for box, _ in self.values[rank]]
         return _box((min(box[dim][0] for box in boxes), max(box[dim][1] for box in boxes)) for dim in range(3))
 
-    def regions(self, rank: int, box: Box) -> tuple[Region, ...]:
+    def regions(self, rank: int, box: Cuboid) -> tuple[Region, ...]:
         """Where a rank has a box."""
         shape, is_whole = self.shape, self.shape.has_whole(box)
         if self.own is not None:
@@ -102,39 +104,39 @@ class Held(NamedTuple):
             shape = extent_of(own, shape.width)
         return tuple(Region(self.buffer, rank, rows, cols) for rows, cols in shape.rectangles(box, is_whole))
 
-    def parts(self, rank: int, box: Box) -> Values:
+    def parts(self, rank: int, box: Cuboid) -> HeldValues:
         """The values of a rank within a box."""
         found = [(inside(one, box), terms) for one, terms in self.values[rank]]
         return [(one, terms) for one, terms in found if not is_empty(one)]
 
 
-def _box(ranges: Iterable[Range]) -> Box:
+def _box(ranges: Iterable[Range]) -> Cuboid:
     batch, rows, cols = ranges
     return batch, rows, cols
 
 
-def extent_of(box: Box, width: int) -> Shape:
+def extent_of(box: Cuboid, width: int) -> Shape:
     """The shape of a tensor that is a box of another."""
     (b0, b1), (r0, r1), (c0, c1) = box
     return Shape((b1 - b0, r1 - r0, c1 - c0), width)
 
 
-def inside(one: Box, other: Box) -> Box:
+def inside(one: Cuboid, other: Cuboid) -> Cuboid:
     return _box(common(mine, theirs) for mine, theirs in zip(one, other, strict=True))
 
 
-def is_empty(box: Box) -> bool:
+def is_empty(box: Cuboid) -> bool:
     return any(lo >= hi for lo, hi in box)
 
 
-class Writer:
+class StepWriter:
     """Writes the operations of all ranks, in launch order.
 
     path: how collectives are written. machine: whose links are searched. library: the queue of library collectives.
     into: where the result of the next step belongs, if it may lie there at once.
     """
 
-    def __init__(self, name: str, ranks: int, path: Path, machine: Machine) -> None:
+    def __init__(self, name: str, ranks: int, path: LowerPath, machine: Machine) -> None:
         self.name, self.ranks, self.path, self.machine = name, ranks, path, machine
         self.library: str = MAIN
         self.into: Held | None = None
@@ -145,18 +147,22 @@ class Writer:
         self._numbers = count(1)
         self._adding: set[str] = set()
 
-    def buffer(self, name: str, shape: Shape, home: Home, copies: int = 1, dtype: MovedDtype | None = None) -> str:
+    def buffer(
+        self, name: str, shape: Shape, home: BufferHome, copies: int = 1, dtype: MovedDtype | None = None
+    ) -> str:
         """Add a buffer for a tensor, or for so many of them one below the other; return its name."""
         rows, cols = shape.matrix
         self.buffers[name] = Buffer(name, rows * copies, cols, home, dtype)
         return name
 
-    def callers(self, name: str, shape: Shape, boxes: Sequence[Box], home: Home, terms: Sequence[Terms] = ()) -> Held:
+    def callers(
+        self, name: str, shape: Shape, boxes: Sequence[Cuboid], home: BufferHome, terms: Sequence[Terms] = ()
+    ) -> Held:
         """Add a caller's tensor, as large as the largest box of a rank. terms: of the values of each rank."""
         extents = [extent_of(box, shape.width).extents for box in boxes]
         largest = max(one[0] for one in extents), max(one[1] for one in extents), max(one[2] for one in extents)
         self.buffer(name, Shape(largest, shape.width), home)
-        values: list[Values] = [[(box, terms[rank] if terms else ())] for rank, box in enumerate(boxes)]
+        values: list[HeldValues] = [[(box, terms[rank] if terms else ())] for rank, box in enumerate(boxes)]
         return Held(name, shape, values, list(boxes))
 
     def add(self, kind: Callable[..., Operation], rank: int, queue: str, **fields: object) -> None:
@@ -173,7 +179,7 @@ class Writer:
 
     # Collectives among groups of ranks. Every function returns where the tensor lies behind it.
 
-    def gather(self, held: Held, groups: Sequence[Group]) -> Held:
+    def gather(self, held: Held, groups: Sequence[Members]) -> Held:
         """Every member of a group gets the boxes of all."""
         is_direct = self.path == "direct"
         landed = self._landing(held, "gathered", self._united(held, groups), is_direct)
@@ -191,7 +197,7 @@ class Writer:
                 self._put(place, landed, (group[source], group[target]), own[owner])
         return landed
 
-    def trade(self, held: Held, groups: Sequence[Group], wanted: Wanted) -> Held:
+    def trade(self, held: Held, groups: Sequence[Members], wanted: Wanted) -> Held:
         """Every member gets what others have of the box that it wants."""
         is_direct, group_of = self.path == "direct", _group_of(groups)
         values = [
@@ -210,7 +216,7 @@ class Writer:
                 self._put(held, landed, (group[source], group[target]), pairs[source][target])
         return landed
 
-    def reduce(self, held: Held, groups: Sequence[Group], wanted: Wanted) -> Held:
+    def reduce(self, held: Held, groups: Sequence[Members], wanted: Wanted) -> Held:
         """Every member gets the sum, over its group, of the box that it wants; boxes of a group do not overlap."""
         group_of = _group_of(groups)
         values = [_summed([held.parts(each, wanted(rank)) for each in group_of[rank]]) for rank in range(self.ranks)]
@@ -229,7 +235,7 @@ class Writer:
                 values[rank] = tree.sum([hop for hop in self._hops(group) if hop[2] == owner], owner)
         return landed
 
-    def reduce_everywhere(self, held: Held, groups: Sequence[Group]) -> Held:
+    def reduce_everywhere(self, held: Held, groups: Sequence[Members]) -> Held:
         """Every member gets the sum, over its group, of all that it has."""
         if self.path == "direct":
             group_of = _group_of(groups)
@@ -249,7 +255,7 @@ class Writer:
 
     # How they are written.
 
-    def _hops(self, group: Group) -> Iterator[Hop]:
+    def _hops(self, group: Members) -> Iterator[MemberHop]:
         """An all-gather among a group, by its members: whose box goes from whom to whom."""
         size = len(group)
         if self.path == "synth":
@@ -257,7 +263,7 @@ class Writer:
         else:
             yield from ((rank, (rank + step) % size, rank) for step in range(1, size) for rank in range(size))
 
-    def _served(self, group: Group) -> Iterator[tuple[int, int]]:
+    def _served(self, group: Members) -> Iterator[tuple[int, int]]:
         """An all-to-all among a group: who serves whom."""
         size = len(group)
         if self.path == "synth":
@@ -265,7 +271,7 @@ class Writer:
         else:
             yield from ((rank, (rank + step) % size) for step in range(1, size) for rank in range(size))
 
-    def _by_library(self, function: Function, group: Group, sources: Side, destinations: Side) -> None:
+    def _by_library(self, function: CollectiveKind, group: Members, sources: Side, destinations: Side) -> None:
         """Add a library collective for each rectangle of the boxes that move. Of a side: by member and share, regions.
 
         Raises InputError for rectangles of unequal widths, which no library takes."""
@@ -288,20 +294,20 @@ class Writer:
                 )
                 self.operations.append(made)
 
-    def _put(self, source: Held, target: Held, ranks: tuple[int, int], box: Box) -> None:
+    def _put(self, source: Held, target: Held, ranks: tuple[int, int], box: Cuboid) -> None:
         sent, got = source.regions(ranks[0], box), target.regions(ranks[1], box)
         self.add(Put, ranks[0], COPIES, sources=sent, destinations=got)
 
-    def _own(self, held: Held, landed: Held, boxes: Iterable[tuple[int, Box]]) -> None:
+    def _own(self, held: Held, landed: Held, boxes: Iterable[tuple[int, Cuboid]]) -> None:
         """Place what ranks have already beside what arrives."""
         for rank, box in boxes:
             self.add(Copy, rank, MAIN, sources=held.regions(rank, box), destinations=landed.regions(rank, box))
 
-    def _united(self, held: Held, groups: Sequence[Group]) -> list[Values]:
+    def _united(self, held: Held, groups: Sequence[Members]) -> list[HeldValues]:
         group_of = _group_of(groups)
         return [[value for each in group_of[rank] for value in held.values[each]] for rank in range(self.ranks)]
 
-    def _landing(self, held: Held, what: str, values: list[Values], is_own: bool) -> Held:
+    def _landing(self, held: Held, what: str, values: list[HeldValues], is_own: bool) -> Held:
         """Where a tensor lies behind a step. is_own: ranks write it themselves, so that it may be the caller's."""
         if self.into is not None and is_own and self.buffers[held.buffer].dtype is None:
             return self.into._replace(values=values)
@@ -350,7 +356,7 @@ class Writer:
             credits=credits(self.ranks, made.buffers, made.pads),
             given=made.given,
             goal=made.goal,
-            operations=tuple(self._finished(step) for step in counted(made.steps)),  # type: ignore[arg-type]  # no chunks
+            operations=tuple(self._finished(step) for step in made.steps),  # type: ignore[arg-type]  # no chunks
         )
 
     def _finished(self, step: Operation) -> Operation:
@@ -364,18 +370,20 @@ class _Tree:
     of: the tensor, and where sums lie at their owner. places: buffers of what arrives, and of sums on the way.
     """
 
-    def __init__(self, writer: Writer, of: tuple[Held, Held], places: tuple[str, str], group: Group, box: Box) -> None:
+    def __init__(
+        self, writer: StepWriter, of: tuple[Held, Held], places: tuple[str, str], group: Members, box: Cuboid
+    ) -> None:
         self.writer, (self.held, self.landed), (self.slots, self.running) = writer, of, places
         self.group, self.box = group, box
 
-    def sum(self, hops: Iterable[Hop], owner: int) -> Values:
+    def sum(self, hops: Iterable[MemberHop], owner: int) -> HeldValues:
         """Add the operations; return the owner's values."""
         self.below: dict[int, list[int]] = {}
         for parent, child, _ in hops:
             self.below.setdefault(parent, []).append(child)
         return self._value(owner, owner)[1]
 
-    def _value(self, member: int, owner: int) -> tuple[tuple[Region, ...], Values]:
+    def _value(self, member: int, owner: int) -> tuple[tuple[Region, ...], HeldValues]:
         """Where the sum of all below a member lies, and what it holds."""
         rank, held = self.group[member], self.held
         parts = {member: (held.regions(rank, self.box), held.parts(rank, self.box))}
@@ -406,7 +414,7 @@ def _homes(made: Communication) -> tuple[Buffer, ...]:
     )
 
 
-def _group_of(groups: Iterable[Group]) -> dict[int, Group]:
+def _group_of(groups: Iterable[Members]) -> dict[int, Members]:
     return {rank: group for group in groups for rank in group}
 
 
@@ -416,7 +424,7 @@ def _nth(shares: list[tuple[Region, ...]], at: int) -> tuple[Region, ...]:
     return tuple(one[at] if at < len(one) else Region(like.buffer, like.rank, (0, 0), like.cols) for one in shares)
 
 
-def _cut(box: Box, parts: int) -> list[Box]:
+def _cut(box: Cuboid, parts: int) -> list[Cuboid]:
     """A box in so many parts: by rows if it has enough of them, else by columns or batches."""
     dim = max((1, 2, 0), key=lambda at: min(parts, box[at][1] - box[at][0]))
     lo, hi = box[dim]
@@ -424,7 +432,7 @@ def _cut(box: Box, parts: int) -> list[Box]:
     return [_box((*box[:dim], (lo + first, lo + last), *box[dim + 1 :])) for first, last in cuts]
 
 
-def _summed(parts: Sequence[Values]) -> Values:
+def _summed(parts: Sequence[HeldValues]) -> HeldValues:
     """The sum of values of one box, in this order, cut where any of them is."""
     found = parts[0]
     for more in parts[1:]:

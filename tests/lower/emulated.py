@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import OUTPUT, Apply, Region
-from overweave.lower import Attention, Matmul, Mesh, Nest, loops, placements
+from overweave.lower import AttentionOp, MatmulOp, Nest, RankMesh, loops, placements
 from overweave.lower.nest import read
 from overweave.memory.group import Group, resolve, subgroup
 from overweave.memory.host.workspace import HostWorkspace
@@ -42,7 +42,7 @@ class ComputedCall(HostCall):
         return None
 
 
-def run_computed(plan: Plan, group: Group, inputs: dict[str, Tensor], op: Attention) -> dict[str, Tensor]:
+def run_computed(plan: Plan, group: Group, inputs: dict[str, Tensor], op: AttentionOp) -> dict[str, Tensor]:
     program, made = HostProgram.of(plan, group.rank, frozenset()), outputs_of(plan)
     call = ComputedCall(lambda apply, view: attend(apply, view, op), program, group, HostWorkspace.of(group), TIMEOUT_S)
     call.run(inputs, made)
@@ -53,7 +53,7 @@ def joined_on(shape: tuple[int, ...]) -> tuple[Group, Any]:
     """The group, whose parts along the mesh are made first and in one order: torch names a part by those that a rank
     knows already, and a mesh of torch's makes more of them."""
     logging.disable(logging.WARNING)
-    group, mesh = resolve(None), Mesh(shape)
+    group, mesh = resolve(None), RankMesh(shape)
     for axis in range(len(shape)):
         subgroup(group, mesh.line(group.rank, axis))
     return group, init_device_mesh("cpu", shape)
@@ -83,14 +83,14 @@ def outputs_of(plan: Plan) -> dict[str, Tensor]:
     return {each.name: torch.full((each.rows, each.cols), torch.nan) for each in found}
 
 
-def matmul_faults(shape: tuple[int, ...], op: Matmul, cases: Sequence[Case]) -> list[str]:
+def matmul_faults(shape: tuple[int, ...], op: MatmulOp, cases: Sequence[Case]) -> list[str]:
     """Of each case what is not, bit for bit, what DTensor has."""
     group, mesh = joined_on(shape)
     x, w = integers(1, op.m, op.k), integers(2, op.k, op.n)
     faults = []
     for inputs, outputs, path in cases:
         words = {name: each.split() for name, each in inputs.items()}
-        lowered = placements(op, inputs=words, outputs=outputs.split(), mesh=Mesh(shape), path=path)  # type: ignore[arg-type]
+        lowered = placements(op, inputs=words, outputs=outputs.split(), mesh=RankMesh(shape), path=path)  # type: ignore[arg-type]
         dx, dw = distributed(x, mesh, inputs["x"]), distributed(w, mesh, inputs["w"])
         made = torch.matmul(summed(dx), summed(dw))
         for plan in filter(None, (lowered.plan, lowered.fused)):
@@ -115,13 +115,13 @@ def is_same(y: Tensor, made: DTensor, mesh: Any, outputs: str) -> bool:
     return bool(torch.equal(held.full_tensor(), made.full_tensor()))
 
 
-def attention_faults(shape: tuple[int, ...], op: Attention, cases: Sequence[Case]) -> list[str]:
+def attention_faults(shape: tuple[int, ...], op: AttentionOp, cases: Sequence[Case]) -> list[str]:
     """The same of attention without its softmax, `(q k^T) v`, of which every sum is exact."""
     group, mesh = joined_on(shape)
     whole, faults = wholes(op), []
     for inputs, outputs, path in cases:
         words = {name: each.split() for name, each in inputs.items()}
-        lowered = placements(op, inputs=words, outputs=outputs.split(), mesh=Mesh(shape), path=path)  # type: ignore[arg-type]
+        lowered = placements(op, inputs=words, outputs=outputs.split(), mesh=RankMesh(shape), path=path)  # type: ignore[arg-type]
         own = {name: as_matrix(distributed(whole[name], mesh, each).to_local()) for name, each in inputs.items()}
         made = run_computed(lowered.plan, group, own, op)
         wanted = as_matrix(distributed(whole["o"], mesh, outputs).to_local())
@@ -130,17 +130,17 @@ def attention_faults(shape: tuple[int, ...], op: Attention, cases: Sequence[Case
     return faults
 
 
-def nest_faults(op: Matmul | Attention, nests: Mapping[str, Written], path: str) -> list[str]:
+def nest_faults(op: MatmulOp | AttentionOp, nests: Mapping[str, Written], path: str) -> list[str]:
     """Of each nest, on as many ranks as there are, what is not bit for bit the whole product's."""
     faults: list[str] = []
     for name, (shape, words) in nests.items():
         group, mesh = joined_on(shape)
         nest = Nest(op, words)
-        homes = {tensor: " ".join(each) for tensor, each in read(nest, Mesh(shape)).homes.items()}
-        plan = loops(nest, mesh=Mesh(shape), path=path).plan  # type: ignore[arg-type]
+        homes = {tensor: " ".join(each) for tensor, each in read(nest, RankMesh(shape)).homes.items()}
+        plan = loops(nest, mesh=RankMesh(shape), path=path).plan  # type: ignore[arg-type]
         whole = wholes(op)
         own = {tensor: distributed(each, mesh, homes[tensor]).to_local() for tensor, each in whole.items()}
-        if isinstance(op, Matmul):
+        if isinstance(op, MatmulOp):
             wanted, made = own.pop("y"), outputs_of(plan)
             run_on_host(plan, group, own, made, timeout_s=TIMEOUT_S)
         else:
@@ -152,9 +152,9 @@ def nest_faults(op: Matmul | Attention, nests: Mapping[str, Written], path: str)
     return faults
 
 
-def wholes(op: Matmul | Attention) -> dict[str, Tensor]:
+def wholes(op: MatmulOp | AttentionOp) -> dict[str, Tensor]:
     """All tensors, the result last."""
-    if isinstance(op, Matmul):
+    if isinstance(op, MatmulOp):
         x, w = integers(1, op.m, op.k), integers(2, op.k, op.n)
         return {"x": x, "w": w, "y": x @ w}
     q, k, v = (integers(seed, op.batch, op.heads, op.rows, op.head_dim) for seed in (1, 2, 3))
@@ -167,7 +167,7 @@ def as_matrix(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2).reshape(batch * rows, heads * width).contiguous()
 
 
-def attend(apply: Apply, view: View, op: Attention) -> None:
+def attend(apply: Apply, view: View, op: AttentionOp) -> None:
     """What is needed of each tensor, in its place in the whole; then all that is made. Pieces are added."""
     shape = (op.batch, op.rows, op.heads, op.head_dim)
     whole = {need.tensor: torch.zeros(op.batch * op.rows, op.heads * op.head_dim) for need in apply.needs}

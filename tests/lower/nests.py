@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from overweave.lower.nest import Word, buffer, loop, parallelize, shard, shift
+from overweave.lower.nest import NestWord, buffer, loop, parallelize, shard, shift
 
-Written = tuple[tuple[int, ...], tuple[Word, ...]]
+Written = tuple[tuple[int, ...], tuple[NestWord, ...]]
 
 
 def matmuls(one: int, other: int = 2) -> dict[str, Written]:
     """Nests of a matmul on so many ranks, or on `[one, other]`."""
+    return _on_a_line(one) | _on_a_grid(one, other)
+
+
+def _on_a_line(one: int) -> dict[str, Written]:
     rows = (parallelize("m", 0), shard("x", m=0), shard("y", m=0))
-    grid = (parallelize("m", 0), parallelize("n", 1), shard("y", m=0, n=1))
-    square = (other, other)
     return {
         "gather": ((one,), (parallelize("n", 0), shard("x", m=0), shard("w", n=0), shard("y", n=0), buffer("x"))),
         "ring": (
@@ -46,6 +48,13 @@ def matmuls(one: int, other: int = 2) -> dict[str, Written]:
         "weight_pulled": ((one,), (*rows, shard("w", n=0), loop("n", one))),
         "reduced": ((one,), (parallelize("k", 0), shard("x", k=0), shard("w", k=0), shard("y", m=0))),
         "summed": ((one,), (parallelize("k", 0), shard("x", k=0), shard("w", k=0))),
+    }
+
+
+def _on_a_grid(one: int, other: int) -> dict[str, Written]:
+    grid = (parallelize("m", 0), parallelize("n", 1), shard("y", m=0, n=1))
+    square = (other, other)
+    return {
         "cannon": (
             square,
             (

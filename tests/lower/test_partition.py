@@ -11,27 +11,27 @@ from campaigns.choices.joined_machines import scattered_pairs
 from overweave.hardware.machine import load
 from overweave.ir.schedule import Collective, Compute, Get, Put, Reduce
 from overweave.ir.verify.plan import verify_schedule
-from overweave.lower import Attention, Matmul, Mesh, placements
+from overweave.lower import AttentionOp, MatmulOp, RankMesh, placements
 from overweave.sim.simulate import total_us
 from tests.lower.cases import ATTENTION, ATTENTION_TWO, ONE, PATHS, TWO, Pair, cases
 from tests.lower.emulated import attention_faults, matmul_faults
 from tests.ranks import run_ranks
 
-OP, SEQUENCE = Matmul(24, 24, 24, "float32"), Attention(4, 8, 24, 2, "float32")
+OP, SEQUENCE = MatmulOp(24, 24, 24, "float32"), AttentionOp(4, 8, 24, 2, "float32")
 SHAPES = ((2, 2), (2, 3), (3, 2), (2, 4), (4, 2))
 
 
 def lowered(pair: Pair, shape: tuple[int, ...], path: str, op: Any = OP) -> Any:
     names = ("x", "w") if len(pair) == 3 else ("q", "k", "v")
     inputs = {name: each.split() for name, each in zip(names, pair, strict=False)}
-    return placements(op, inputs=inputs, outputs=pair[-1].split(), mesh=Mesh(shape), path=path)  # type: ignore[arg-type]
+    return placements(op, inputs=inputs, outputs=pair[-1].split(), mesh=RankMesh(shape), path=path)  # type: ignore[arg-type]
 
 
-def sized(ranks: int, pair: Pair = ONE[0]) -> Matmul | Attention:
+def sized(ranks: int, pair: Pair = ONE[0]) -> MatmulOp | AttentionOp:
     """Of sizes that the ranks divide."""
     if len(pair) == 3:
-        return Matmul(ranks * 6, ranks * 6, ranks * 6, "float32")
-    return Attention(ranks, ranks, ranks * 2, 2, "float32")
+        return MatmulOp(ranks * 6, ranks * 6, ranks * 6, "float32")
+    return AttentionOp(ranks, ranks, ranks * 2, 2, "float32")
 
 
 def test_there_are_enough_pairs():
@@ -106,20 +106,20 @@ def test_the_fewest_bytes_move():
         "w: all_gather among (0, 2) (1, 3)"
     ]
     assert not lowered(("R", "S1", "S1"), (2,), "direct").steps
-    assert [step.kind for step in lowered(("S1", "S0", "R"), (2,), "direct", Matmul(4, 4, 4096, "float32")).steps] == [
-        "all_reduce"
-    ]
+    assert [
+        step.kind for step in lowered(("S1", "S0", "R"), (2,), "direct", MatmulOp(4, 4, 4096, "float32")).steps
+    ] == ["all_reduce"]
 
 
 def test_operators_serve_what_they_can():
-    whole = Matmul(64, 64, 64, "float32")
+    whole = MatmulOp(64, 64, 64, "float32")
     words = {pair: lowered(pair, (4,), "template", whole).words for pair in ONE}
     assert words.pop(("S0", "S1", "S1")) == ("all_gather_matmul", "push")
     assert words.pop(("S1", "S0", "S0")) == ("matmul_reduce_scatter", "scatter")
     assert words.pop(("S1", "S0", "R")) == ("matmul_all_reduce", "two_shot")
     assert set(words.values()) == {None}
     assert lowered(("S0", "S1", "S1"), (4,), "synth", whole).words == ("all_gather_matmul", "synth links=h200x4")
-    assert lowered(("S0", "S1", "S1"), (4,), "direct", Matmul(24, 22, 24, "float32")).fused is None
+    assert lowered(("S0", "S1", "S1"), (4,), "direct", MatmulOp(24, 22, 24, "float32")).fused is None
 
 
 def test_slices_are_summed_beside_the_next_product():
@@ -131,7 +131,7 @@ def test_slices_are_summed_beside_the_next_product():
     assert len(sums) == len(products) == 4
     assert len({each.waits for each in sums}) == 4
     assert {each.queue for each in sums}.isdisjoint(each.queue for each in products)
-    whole = Matmul(8192, 8192, 8192)
+    whole = MatmulOp(8192, 8192, 8192)
     args: Any = {"inputs": {"x": "S1", "w": "S0"}, "outputs": "R", "mesh": 4, "path": "direct"}
     at_once, sliced = (placements(one, **args).plan for one in (whole, replace(whole, slices=(2, 2))))
     assert total_us(sliced, load("h200x4")) < total_us(at_once, load("h200x4"))
@@ -140,7 +140,7 @@ def test_slices_are_summed_beside_the_next_product():
 def test_a_machine_decides_the_ways():
     pair = ("S0", "S1", "S1")
     inputs: Any = {"x": pair[0], "w": pair[1]}
-    found = placements(OP, inputs=inputs, outputs=pair[2], mesh=Mesh((8,), scattered_pairs()), path="synth")
+    found = placements(OP, inputs=inputs, outputs=pair[2], mesh=RankMesh((8,), scattered_pairs()), path="synth")
     puts = [each for each in found.plan.schedule.operations if isinstance(each, Put)]
     assert {(each.rank, each.peer) for each in puts} != {(a, b) for a in range(8) for b in range(8) if a != b}
     assert found.words is None  # no machine of the package has such links

@@ -9,11 +9,23 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from campaigns.choices.joined_machines import joined_by, mesh
 from overweave.errors import InputError, MachineFileError
-from overweave.lower import Attention, Matmul, Mesh, Nest, buffer, loop, loops, parallelize, placements, shard, shift
+from overweave.lower import (
+    AttentionOp,
+    MatmulOp,
+    Nest,
+    RankMesh,
+    buffer,
+    loop,
+    loops,
+    parallelize,
+    placements,
+    shard,
+    shift,
+)
 from overweave.lower.layouts import mesh_of, placements_of
 
 ALONE = joined_by("levels", [(0, 1), (1, 2)], 4)
-OP, SEQUENCE = Matmul(24, 24, 24, "float32"), Attention(2, 4, 24, 2)
+OP, SEQUENCE = MatmulOp(24, 24, 24, "float32"), AttentionOp(2, 4, 24, 2)
 PLACED: dict[str, tuple[dict[str, Any], str]] = {
     "shard": ({"inputs": {"x": "S2", "w": "R"}}, r"inputs\[x\]=S2: a shard of dimension 2 of 2. Use 0 to 1"),
     "axes": ({"inputs": {"x": ["S0", "R"], "w": "R"}}, r"inputs\[x\]=.*: 2 placements on a mesh of 1 dimensions"),
@@ -25,32 +37,32 @@ PLACED: dict[str, tuple[dict[str, Any], str]] = {
         r"inputs\[x\] and inputs\[w\], mesh dimension 0: both are partial",
     ),
     "partial and sharded": ({"inputs": {"x": "P", "w": "S0"}}, r"mesh dimension 0: one is a partial sum, the other"),
-    "tensors": ({"inputs": {"x": "R"}}, r"inputs of a Matmul: those of x. Give x, w"),
+    "tensors": ({"inputs": {"x": "R"}}, r"inputs of a MatmulOp: those of x. Give x, w"),
     "one rank": ({"mesh": 1}, r"mesh 1: it has one rank, and nothing travels. Call the matmul"),
     "three dimensions": ({"mesh": (2, 2, 2)}, r"mesh 2x2x2: 3 dimensions"),
     "path": ({"path": "magic"}, r"path='magic': unknown. Use one of direct, template, synth"),
-    "size": ({"op": Matmul(24, 0, 24)}, r"Matmul with n=0: no such size"),
-    "slices": ({"op": Matmul(24, 24, 24, slices=(2, 0))}, r"slices=\(2, 0\): not two numbers"),
+    "size": ({"op": MatmulOp(24, 0, 24)}, r"MatmulOp with n=0: no such size"),
+    "slices": ({"op": MatmulOp(24, 24, 24, slices=(2, 0))}, r"slices=\(2, 0\): not two numbers"),
     "nothing to multiply": (
-        {"op": Matmul(24, 24, 1), "inputs": {"x": "S1", "w": "S0"}, "outputs": "P"},
+        {"op": MatmulOp(24, 24, 1), "inputs": {"x": "S1", "w": "S0"}, "outputs": "P"},
         r"k=1 on 2 ranks: rank 1 has nothing",
     ),
-    "few GPUs": ({"mesh": Mesh((9,), mesh())}, r"mesh 9: full_mesh8 has 8 GPUs"),
-    "no such op": ({"op": "matmul"}, r"lower: a str. Give a lower.Matmul"),
+    "few GPUs": ({"mesh": RankMesh((9,), mesh())}, r"mesh 9: full_mesh8 has 8 GPUs"),
+    "no such op": ({"op": "matmul"}, r"lower: a str. Give a lower.MatmulOp"),
     "partial attention": (
         {"op": SEQUENCE, "inputs": {"q": "P", "k": "R", "v": "R"}},
         r"placements of q: a partial sum. Reduce it before",
     ),
     "alone": (
         {
-            "mesh": Mesh((4,), joined_by("levels", [(0, 1), (1, 2)], 4)),
+            "mesh": RankMesh((4,), joined_by("levels", [(0, 1), (1, 2)], 4)),
             "inputs": {"x": "S0", "w": "R"},
             "path": "synth",
         },
         r"no route from GPU 0 to GPU 3",
     ),
     "unequal columns": (
-        {"op": Matmul(24, 25, 4096), "inputs": {"x": "S1", "w": "S0"}, "outputs": "S1", "path": "direct"},
+        {"op": MatmulOp(24, 25, 4096), "inputs": {"x": "S1", "w": "S0"}, "outputs": "S1", "path": "direct"},
         r"path='direct' of an \w+: shares of .* columns. Use path='template'",
     ),
 }
@@ -91,7 +103,7 @@ def test_placements_are_refused(name: str):
 def test_nests_are_refused(name: str):
     words, message = NESTS[name]
     with pytest.raises(InputError, match=message) as refused:
-        loops(Nest(Matmul(25, 24, 24, "float32"), words), mesh=(2, 2))
+        loops(Nest(MatmulOp(25, 24, 24, "float32"), words), mesh=(2, 2))
     assert "\n" not in str(refused.value)
 
 

@@ -7,17 +7,17 @@ from math import prod
 import pytest
 
 from overweave.ir.schedule import Collective, Compute, Get, Put
-from overweave.lower import Attention, Lowered, Matmul, Nest, loops
+from overweave.lower import AttentionOp, Lowered, MatmulOp, Nest, loops
 from tests.lower.cases import PATHS
 from tests.lower.emulated import nest_faults
 from tests.lower.nests import Written, attentions, matmuls
 from tests.ranks import run_ranks
 
-OP, SEQUENCE = Matmul(24, 24, 24, "float32"), Attention(2, 12, 24, 2, "float32")
+OP, SEQUENCE = MatmulOp(24, 24, 24, "float32"), AttentionOp(2, 12, 24, 2, "float32")
 
 
-def nests(one: int, op: Matmul | Attention) -> dict[str, Written]:
-    return matmuls(one) if isinstance(op, Matmul) else attentions(one)
+def nests(one: int, op: MatmulOp | AttentionOp) -> dict[str, Written]:
+    return matmuls(one) if isinstance(op, MatmulOp) else attentions(one)
 
 
 def lowered(name: str, one: int = 4, path: str = "template") -> Lowered:
@@ -30,7 +30,7 @@ def count(plan: Lowered, kind: type) -> int:
     return sum(isinstance(each, kind) for each in plan.schedule.operations)
 
 
-def by_ranks(op: Matmul | Attention, one: int) -> dict[int, dict[str, Written]]:
+def by_ranks(op: MatmulOp | AttentionOp, one: int) -> dict[int, dict[str, Written]]:
     found: dict[int, dict[str, Written]] = {}
     for name, (mesh, words) in nests(one, op).items():
         found.setdefault(prod(mesh), {})[name] = mesh, words
@@ -53,7 +53,7 @@ def test_nests_are_proven(path: str):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("one", range(2, 9))
 def test_all_nests_are_proven(path: str, one: int):
-    for op in (Matmul(8 * one, 16 * one, 8 * one), Attention(2, one, 4 * one, 2)):
+    for op in (MatmulOp(8 * one, 16 * one, 8 * one), AttentionOp(2, one, 4 * one, 2)):
         for mesh, words in nests(one, op).values():
             if prod(mesh) <= 8:
                 loops(Nest(op, words), mesh=mesh, path=path)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_cannon_skews_then_passes():
 
 def test_a_sum_over_steps_is_rounded_once():
     mesh, words = matmuls(4)["weight_ring"]
-    found = loops(Nest(Matmul(24, 24, 24, "bfloat16"), words), mesh=mesh)
+    found = loops(Nest(MatmulOp(24, 24, 24, "bfloat16"), words), mesh=mesh)
     assert {each.name: each.dtype for each in found.schedule.buffers}["y.part"] == "float32"
     assert {each.terms for each in found.schedule.goal if each.region.rank == 1} == {
         ((6, 12), (12, 18), (18, 24), (0, 6))
