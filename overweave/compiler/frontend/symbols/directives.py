@@ -277,7 +277,7 @@ def parse_directive(comment: str, file: str, line: int) -> Directive:
 
 
 def _axis(loc: SourceLine, rest: str) -> AxisDirective:
-    """Parse `NAME[=EXTENT] block=SIZE [streamed]`."""
+    """Parse `NAME[=EXTENT] block=SIZE [streamed]`. Raises DirectiveError."""
     match = _AXIS.fullmatch(rest)
     if match is None:
         raise loc.error("cannot read it", "Write `axis NAME block=SIZE`" + FORM)
@@ -302,7 +302,7 @@ def _dispatch(loc: SourceLine, rest: str) -> DispatchDirective:
 
 
 def _pid_map(loc: SourceLine, rest: str) -> PidMapDirective:
-    """Parse `AXIS=variable ...`."""
+    """Parse `AXIS=variable ...`. Raises DirectiveError."""
     pairs: list[tuple[str, str]] = []
     for word in rest.split():
         axis, equals, variable = word.partition("=")
@@ -322,7 +322,7 @@ def _pid_map(loc: SourceLine, rest: str) -> PidMapDirective:
 
 
 def _access(loc: SourceLine, rest: str, is_store: bool) -> AccessDirective:
-    """Parse `TENSOR=parameter[DIM, ...]`."""
+    """Parse `TENSOR=parameter[DIM, ...]`. Raises DirectiveError."""
     match = _ACCESS.fullmatch(rest)
     if match is None:
         raise loc.error("cannot read it", "Write `TENSOR=parameter[DIM, DIM]`" + FORM)
