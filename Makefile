@@ -44,7 +44,7 @@ slow: .venv/stamp        ## the slow tier alone
 # The long runs whose short versions `make test` has.
 NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "moe_exactness" "attention_exactness" "attention_overlap" "wave_partitions" "verify_mutations --per-class 1000" \
   "lock --ptx" "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" \
-  "heuristic_cases --seed 7" "ficco_tables" "graph_fuzz --count 500" "choice_by_machine" \
+  "heuristic_cases --seed 7" "ficco_tables" "flux_hosts" "graph_fuzz --count 500" "choice_by_machine" \
   "lint_authored" "versions"
 
 # What only nightly tests import: a browser's driver. The browser is playwright's or the machine's.

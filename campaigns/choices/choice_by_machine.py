@@ -34,7 +34,14 @@ from overweave.ir.problem import Problem
 from overweave.schedules.methods.registry import methods_for
 from overweave.schedules.records.record import combinations
 from overweave.tuner.model.candidate_model import Model
-from overweave.tuner.model.rank import clear_predictions, cold_choice, handicapped_us, predictor, rank_candidates
+from overweave.tuner.model.rank import (
+    Baseline,
+    clear_predictions,
+    cold_choice,
+    handicapped_us,
+    predictor,
+    rank_candidates,
+)
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.space import Candidate, candidate, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_named
@@ -86,7 +93,8 @@ def row(machine: str, problem: Problem, case: str) -> Row:
     whole = predictor(bucket_problem(problem), target, is_whole=True)
     times = {what: us for what in finalists if (us := whole(what, inf)) is not None}
     judged = {
-        what: handicapped_us(what, us, (problem, times[library], target.found.doubt)) for what, us in times.items()
+        what: handicapped_us(what, us, Baseline(problem, times[library], target.found.doubt, bool(target.parted)))
+        for what, us in times.items()
     }
     best = min(times, key=times.__getitem__)
     return Row(
@@ -115,7 +123,9 @@ def _first_call(problem: Problem, target: Target) -> tuple[Candidate, float, flo
     """What is taken, and the seconds that the choice took: of the processor, and by the clock on the wall."""
     clear_predictions()
     begun, begun_by_clock = time.process_time(), time.perf_counter()
-    taken = cold_choice(rank_candidates(problem, target, is_thorough=False), problem, target.found.doubt)
+    taken = cold_choice(
+        rank_candidates(problem, target, is_thorough=False), problem, target.found.doubt, bool(target.parted)
+    )
     return taken.candidate, time.process_time() - begun, time.perf_counter() - begun_by_clock
 
 

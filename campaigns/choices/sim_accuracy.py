@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from campaigns.verdict import Verdict, tell
 from overweave.errors import InputError, OverweaveError
-from overweave.hardware.cards import MOST_GPUS, machine_for
+from overweave.hardware.cards import MOST_OF_ONE_HOST, machine_for
 from overweave.hardware.machine import Machine, load
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
@@ -488,7 +488,7 @@ def calibrated_verdict(rows: Sequence[Row]) -> Verdict:
 def _calibrated() -> Machine:
     """The machine at hand, as it was calibrated. Raises InputError where it was not."""
     found = machine_of(current_gpu()) if torch.cuda.is_available() else None
-    machine = machine_for(found, MOST_GPUS) if found and found.basis == "calibrated" else None
+    machine = machine_for(found, MOST_OF_ONE_HOST) if found and found.basis == "calibrated" else None
     if machine is None:
         here = "no GPU is at hand" if found is None else str(found)
         raise InputError("predictions by a calibrated file", here, "Run `overweave calibrate -w 2` here first")

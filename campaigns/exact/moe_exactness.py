@@ -1,6 +1,7 @@
 """Are layers of experts right, wherever tokens go? Every part against a loop over pairs in plain torch, bit by bit.
 
     python -m campaigns.moe_exactness --worlds 2 3 4 8 --cases 60
+    TRITON_INTERPRET=1 python -m campaigns.moe_exactness --worlds 2 3 4 --cases 6    (by the kernels, interpreted)
     torchrun --standalone --nproc-per-node 2 -m campaigns.moe_exactness --cases 60    (on GPUs, in bf16)
 
 Whole numbers whose every sum is exact: results and gradients are bit-equal. Tokens go to experts evenly, by Zipf's law,
@@ -14,6 +15,7 @@ import argparse
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Literal, NamedTuple, get_args
 
@@ -21,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from campaigns.cpu_ranks import run_on_any_ranks
+from campaigns.exact.interpreted_moe import is_asked_for, kernels_on_cpu
 from campaigns.gpu_ranks import Check, arguments
 from overweave import moe
 from overweave.ir.shards import shard_rows
@@ -248,7 +251,7 @@ def held(case: MoeCase, device: str, plan: str | None = None) -> str:
     return mine.told("whole experts")
 
 
-def all_reduced(case: MoeCase, device: str) -> str:
+def all_reduced(case: MoeCase, device: str, plan: str | None = None) -> str:
     """Tokens that every rank has."""
     mine = Mine(case, device)
     data, exact = mine.data, mine.exact
@@ -258,7 +261,7 @@ def all_reduced(case: MoeCase, device: str) -> str:
     up_bias, down_bias = biases if case.has_bias else (None, None)
     on_input, on_output = (weights, None) if case.weighs_input else (None, weights)
     h, routed = moe.experts_matmul(x, ids, up, bias=up_bias, topk_weights=on_input)
-    y = moe.experts_all_reduce(h, routed, on_output, down, bias=down_bias)
+    y = moe.experts_all_reduce(h, routed, on_output, down, bias=down_bias, plan=plan)
     mine.compare("y", y, exact.y)
     y.backward(data.gradient.to(case.dtype).to(device))
     mine.compare("dup", up.grad, exact.gradients["up"][:, mine.inner])
@@ -306,10 +309,14 @@ OVERLAPPED = [plan for plan in PLANS if plan != SEQUENTIAL]
 PARTS: dict[str, Callable[[MoeCase, str], str]] = {
     **{
         f"{name}{f', {plan}' if plan else ''}": partial(part, plan=plan)
-        for name, part in (("tensor parallel", tensor_parallel), ("layer", chained), ("whole experts", held))
+        for name, part in (
+            ("tensor parallel", tensor_parallel),
+            ("layer", chained),
+            ("whole experts", held),
+            ("all-reduce", all_reduced),
+        )
         for plan in (None, *OVERLAPPED)
     },
-    "all-reduce": all_reduced,
     "expert parallel": expert_parallel,
     "expert parallel, push": partial(expert_parallel, is_pushed=True),
 }
@@ -320,13 +327,14 @@ Part = Callable[[MoeCase, str], str]
 
 def outcome(part: Part, device: str, case: MoeCase) -> str:
     """What is wrong with a case on this rank; empty if nothing is."""
-    return part(case, device)
+    with kernels_on_cpu() if device == "cpu" and is_asked_for() else nullcontext():
+        return part(case, device)
 
 
 def tried(part: str, count: int, seed: int) -> list[str]:
     """One rank's part, on the CPU."""
     drawn = cases(count, seed, dist.get_world_size(), (torch.float32,))
-    return [wrong for case in drawn if (wrong := PARTS[part](case, "cpu"))]
+    return [wrong for case in drawn if (wrong := outcome(PARTS[part], "cpu", case))]
 
 
 def checks(asked: argparse.Namespace, device: str) -> Iterable[Check]:

@@ -25,14 +25,14 @@ class _GatheredRows(torch.autograd.Function):
     """`[s, ...]` of each rank -> `[W s, ...]`; its gradient is summed and scattered."""
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         every = own.new_empty((own.shape[0] * group.size(), *own.shape[1:]))
         all_gather_single(every, own.contiguous(), group=group)
         return every
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         own = gradient.new_empty((gradient.shape[0] // ctx.group.size(), *gradient.shape[1:]))
         reduce_scatter_single(own, gradient.contiguous(), group=ctx.group)
         return own, None
@@ -42,14 +42,14 @@ class _Exchanged(torch.autograd.Function):
     """`[W, ...]`, a part for each rank -> `[W, ...]`, a part of each rank; its gradient goes back."""
 
     @staticmethod
-    def forward(ctx: Any, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         landed = torch.empty_like(parts, memory_format=torch.contiguous_format)
         dist.all_to_all_single(landed, parts.contiguous(), group=group)
         return landed
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         landed = torch.empty_like(gradient, memory_format=torch.contiguous_format)
         dist.all_to_all_single(landed, gradient.contiguous(), group=ctx.group)
         return landed, None

@@ -14,6 +14,7 @@ from overweave.hardware.machine import Machine, Pass
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.schedule import Apply
 from overweave.schedules.records.attention import ATTENTION, HEADS, OPERATORS, PER_SHARD, PLANS, SEQUENTIAL
+from overweave.sim.nccl import collective_us
 from overweave.tuner.measure.predicted_plans import Predicted, choice_of, plans_us
 
 DTYPE_BYTES, SUM_BYTES = ITEMSIZE_BYTES["bfloat16"], ITEMSIZE_BYTES["float32"]
@@ -32,9 +33,9 @@ def predicted(case: AttentionCase, ranks: int, machine: Machine) -> Predicted[At
         found = plans_us(schedules, machine)
         plans = {plan: us + found[plan] for plan, us in plans.items() if plan in found}
         alone_us += max(costs[SEQUENTIAL].rank_us(rank) for rank in range(ranks))
-        link_us += machine.collective_us("all_gather", ranks, moved * DTYPE_BYTES)
+        link_us += collective_us(machine, "all_gather", tuple(range(ranks)), moved * DTYPE_BYTES)
     if case.is_trained:
-        link_us += machine.collective_us("reduce_scatter", ranks, moved * SUM_BYTES)
+        link_us += collective_us(machine, "reduce_scatter", tuple(range(ranks)), moved * SUM_BYTES)
     return Predicted(case, alone_us, link_us, plans, choice_of(plans, SEQUENTIAL))
 
 

@@ -204,7 +204,7 @@ class _Written:
         begin, end = self.travel.sequence.stored(call.rank)
         if self.travel.is_backward and self.route.home is not None:
             call.rank_wait(HOME, call.rank)
-        reads, makes = list[Uses](), ()
+        reads, makes = list[Uses](), tuple[Uses, ...]()
         if paper is not None:
             self._unseen(paper.seen)
             reads, makes = [Uses(paper.seen, "seen")], tuple(Uses(each, each.buffer, begin) for each in paper.results)
@@ -248,7 +248,7 @@ class _Written:
             call.rank_wait(f"arrived_{SUMS}_{stop.sum_came.level}", stop.sum_came.number)
         if stop.sum_goes is not None and self.made >= SLOTS:
             call.rank_wait("sent", self.made - SLOTS)
-        reads, makes = list[Uses](), ()
+        reads, makes = list[Uses](), tuple[Uses, ...]()
         if self.paper is not None:
             begin = self.travel.sequence.stored(source)[0]
             reads = [Uses(self.paper.seen[source : source + 1], "seen", source)]

@@ -14,12 +14,14 @@ from overweave.attention.programs import TRAVEL, Travel, on_paper
 from overweave.attention.rings import RingTravel
 from overweave.attention.routes import double_ring_islands
 from overweave.errors import InputError
+from overweave.ir.dtype import MovedDtype
 from overweave.ir.schedule import Goal, InitialContents, Range, Region, Schedule
 from overweave.ir.shards import shard_rows
 from overweave.schedules.library_calls import LibraryCalls
 from overweave.schedules.records.attention import ATTENTION, DOUBLE_RING, HEADS, OPERATORS, PER_SHARD, SEQUENTIAL
 
-DTYPE, SUM_DTYPE = torch.bfloat16, "float32"
+DTYPE = torch.bfloat16
+SUM_DTYPE: MovedDtype = "float32"
 
 
 def schedule_for(name: str, case: AttentionCase, ranks: int) -> Schedule:
@@ -107,10 +109,8 @@ class _ByLibrary:
             written.give(written.region(name, rank, own), name, low)
             sides = self._blocks(name, rank, columns), self._shards(f"heads_{name}", rank)
             written.collective(rank, ("all_to_all", name), sides)
-        kinds = ((InitialContents, there), (Goal, back))
-        needs, makes = (
-            [kind(*self._of_heads(rank, name, cols)) for name, cols in names.items()] for kind, names in kinds
-        )
+        needs = [InitialContents(*self._of_heads(rank, name, cols)) for name, cols in there.items()]
+        makes = [Goal(*self._of_heads(rank, name, cols)) for name, cols in back.items()]
         if self.case.tokens:
             written.apply(rank, needs, makes)
         for name, columns in back.items():

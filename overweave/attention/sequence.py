@@ -7,14 +7,15 @@ SOURCE: Llama 3 (arXiv 2407.21783) 3.3.2; torch's `context_parallel` calls it he
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
 from overweave.ir.schedule import Range
 from overweave.ir.shards import owned_rows, shard_rows
 
-CONTIGUOUS, ZIGZAG = "contiguous", "zigzag"
+CONTIGUOUS: Final = "contiguous"
+ZIGZAG: Final = "zigzag"
 
 
 class Piece(NamedTuple):

@@ -197,7 +197,9 @@ def predicted(case: BlockCase, ranks: int, target: Target, fused: FusedCounts) -
 def _site(name: str, problem: Problem, target: Target) -> PredictedSite:
     """Return the predicted times of one site: sequential, by torch, and by overweave's choice."""
     predict, operator = predictor(problem, target), problem.operator
-    choice = cold_choice(rank_candidates(problem, target, is_thorough=False), problem, target.found.doubt)
+    choice = cold_choice(
+        rank_candidates(problem, target, is_thorough=False), problem, target.found.doubt, bool(target.parted)
+    )
     like = {each.like: each for name in problem.record.baselines if (each := OUTSIDE.get(name)) is not None}
     by_torch = next((family.first for family in families(operator) if family.plan in like), None)
     least_us = 0.0 if by_torch is None else like[by_torch.plan].least_host_us  # however quick its pieces are

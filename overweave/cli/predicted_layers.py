@@ -2,100 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from overweave.attention.cases import ATTENTION, read_attention
 from overweave.attention.predicted import predicted as attention_predicted
-from overweave.cli.bench_table import LEAST_WIDTH
-from overweave.cli.output_file import check_file, write_file
+from overweave.cli.predictions import PredictedOn, Predictions, place_of, print_predictions
 from overweave.hardware.machine import Machine
 from overweave.moe.cases import EXPERTS, read_experts
-from overweave.moe.predicted import predicted, skew_costs
+from overweave.moe.predicted import PredictedLayer, predicted, skew_costs
 from overweave.schedules.records.experts import PLANS
 from overweave.tuner.measure.predicted_plans import Predicted
-from overweave.tuner.space.target import target_named
 
-Predictions = Sequence[Predicted[Any]]
+RATIO = "ratio: the part of the link's time that is hidden"
+ROOF = (
+    "efficiency: the part of the sequential plan's communication that is hidden; roof: the longer of all matmuls and "
+    "of what links carry of tokens and sums, `link` where that is the second"
+)
 
 
-def predict_layers(shapes: str, tokens: Sequence[int], place: tuple[str, int], file: Path | None) -> None:
-    """Print a line for each layer of experts. place: a machine and the number of ranks; 0: four. Raises InputError for
+def predict_layers(shapes: str, tokens: Sequence[int], asked: tuple[str, int], file: Path | None) -> None:
+    """Print a line for each layer of experts. asked: a machine and the number of ranks; 0: four. Raises InputError for
     a machine without GPUs for so many ranks."""
-
-    def rows(machine: Machine, ranks: int) -> Predictions:
-        return [predicted(case, ranks, machine) for case in read_experts(shapes or "moe").on_ranks(ranks, tokens)]
-
-    found = _predict(EXPERTS, rows, place, file)
-    for plan in PLANS:
-        if costs := skew_costs(found, plan):
-            most = max(costs.values())
-            line = f"{plan}, tensor parallel: with a skewed router at most {most:.3f} of an even one's time"
-            _console().print(line, markup=False, soft_wrap=True)
+    place = place_of(asked, file)
+    cases = read_experts(shapes or "moe").on_ranks(place.ranks, tokens)
+    layers = [predicted(case, place.ranks, _machine(place)) for case in cases]
+    more = {"roof\nus  efficiency": _roof}
+    more |= {f"{plan}\nefficiency": _efficiency(plan) for plan in list(PLANS)[1:]}
+    _print(EXPERTS, place, (layers, more, [RATIO, ROOF, *_skew_lines(layers)]), file)
 
 
-def predict_attention(shapes: str, tokens: Sequence[int], place: tuple[str, int], file: Path | None) -> None:
+def predict_attention(shapes: str, tokens: Sequence[int], asked: tuple[str, int], file: Path | None) -> None:
     """The same for each case of attention."""
-
-    def rows(machine: Machine, ranks: int) -> Predictions:
-        cases = read_attention(shapes or ATTENTION).on_ranks(ranks, tokens)
-        return [attention_predicted(case, ranks, machine) for case in cases]
-
-    _predict(ATTENTION, rows, place, file)
+    place = place_of(asked, file)
+    cases = read_attention(shapes or ATTENTION).on_ranks(place.ranks, tokens)
+    found = [attention_predicted(case, place.ranks, _machine(place)) for case in cases]
+    _print(ATTENTION, place, (found, {}, [RATIO]), file)
 
 
-def _predict(
-    subject: str, rows: Callable[[Machine, int], Predictions], place: tuple[str, int], file: Path | None
-) -> Predictions:
-    """Print and return the predictions of a subject's cases."""
-    name, ranks = place[0], place[1] or 4
-    target = target_named(name, ranks)
-    machine = target.machine(ranks)
-    assert machine is not None  # target_named refuses more ranks than it has GPUs
-    if file is not None:
-        check_file(file)
-    found = rows(machine, ranks)
-    if file is not None:
-        write_file(file, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    console = _console()
-    console.print(_table(found, f"{subject}: predicted for {ranks} ranks, bf16, the slowest rank's"))
-    console.print(f"Machine: {target.found}", markup=False, soft_wrap=True)
-    return found
+def _machine(place: PredictedOn) -> Machine:
+    machine = place.target.machine(place.ranks)
+    assert machine is not None  # place_of refuses more ranks than it has GPUs
+    return machine
 
 
-def _console() -> Console:
-    console = Console()
-    console.width = max(console.width, LEAST_WIDTH)
-    return console
-
-
-def _table(found: Predictions, title: str) -> Table:
-    """A column for each plan, with the part of the link's time that it hides; the first is the sequential one."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.caption, table.caption_justify = "ratio: the part of the link's time that is hidden", "left"
+def _print(
+    subject: str,
+    place: PredictedOn,
+    given: tuple[Sequence[Predicted[Any]], dict[str, Any], list[str]],
+    file: Path | None,
+) -> None:
+    """A column for each plan, with the part of the link's time that it hides; the first is the sequential one. given:
+    predictions, further columns with what makes a cell, and lines below."""
+    found, more, lines = given
     sequential, *overlapped = dict.fromkeys(plan for each in found for plan in each.plans)
     columns = (
-        "",
-        "alone\nus",
-        "link\nus",
-        f"{sequential}\nus",
+        *("", "alone\nus", "link\nus", f"{sequential}\nus"),
         *(f"{plan}\nus ratio" for plan in overlapped),
+        *more,
         "chosen",
     )
-    for column in columns:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    cells = []
     for each in found:
-        cells = [f"{us:.0f}" for us in (each.alone_us, each.link_us, each.plans[sequential])]
-        for plan in overlapped:
-            ratio = each.measures(plan).overlap_ratio if plan in each.plans else None
-            hidden = "     " if ratio is None else f"{ratio:5.2f}"
-            cells.append(f"{each.plans[plan]:.0f} {hidden}" if plan in each.plans else "")
-        table.add_row(Text(each.case.name), *cells, each.choice)
-    return table
+        times = (f"{us:.0f}" for us in (each.alone_us, each.link_us, each.plans[sequential]))
+        of_plans = (_plan(each, plan) for plan in overlapped)
+        cells.append((each.case.name, *times, *of_plans, *(cell(each) for cell in more.values()), each.choice))
+    title = f"{subject}: predicted for {place.ranks} ranks, bf16, the slowest rank's"
+    print_predictions(place, Predictions(found, title, columns, cells, lines), file)
+
+
+def _plan(each: Predicted[Any], plan: str) -> str:
+    if plan not in each.plans:
+        return ""
+    ratio = each.measures(plan).overlap_ratio
+    return f"{each.plans[plan]:.0f} {'     ' if ratio is None else f'{ratio:5.2f}'}"
+
+
+def _roof(layer: PredictedLayer) -> str:
+    word = "link" if layer.is_bound_by_links else ""
+    return f"{layer.roof_us:.0f} {word:4s} {_number(layer.efficiency(layer.roof_us))}"
+
+
+def _efficiency(plan: str) -> Any:
+    return lambda layer: _number(layer.efficiency(layer.plans[plan]) if plan in layer.plans else None)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _skew_lines(layers: Sequence[PredictedLayer]) -> Iterator[str]:
+    for plan in PLANS:
+        if costs := skew_costs(layers, plan):
+            worst = max(costs.values())
+            yield f"{plan}, tensor parallel: with a skewed router at most {worst:.3f} of an even one's time"

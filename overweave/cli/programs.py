@@ -22,6 +22,8 @@ from overweave.sim.realize import realize
 if TYPE_CHECKING:
     from overweave.attention.cases import AttentionCase
     from overweave.moe.cases import ExpertsCase
+    from overweave.tuner.model.choose import Choice
+    from overweave.tuner.space.target import Target
 
 OptionValues = Mapping[str, str]
 
@@ -57,9 +59,20 @@ class Described(NamedTuple):
         if unknown := [key for key in options if key not in self.options]:
             raise InputError(f"{self.family.subject} for {name}", f"{unknown[0][:60]!r} is unknown", valid)
         try:
-            return self.case(name, self.others | options)
+            return self.case(name, self.others | dict(options))
         except msgspec.MsgspecError as error:
             raise InputError(f"{self.family.subject} for {name}", str(error), valid) from None
+
+    def case_of_shape(self, command: str, name: str, shape: str | None, options: OptionValues) -> Any:
+        """Return a case whose sizes --shape says. Raises InputError."""
+        asked = f"{command} {name}"
+        if shape is None:
+            raise InputError(asked, "no shape", f"Give --shape M,N,K: {self.meanings}")
+        if twice := [key for key in self.sizes if key in options]:
+            raise InputError(asked, f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
+        shaped = case_of(shape)
+        sizes = dict(zip(self.sizes, map(str, (shaped.m, shaped.n, shaped.k)), strict=True))
+        return self.case_of(name, sizes | dict(options))
 
 
 def _experts_case(name: str, options: OptionValues) -> ExpertsCase:
@@ -144,18 +157,20 @@ def schedule_of_program(name: str, options: OptionValues, ranks: int) -> Schedul
     return described.made().schedule(name, case, ranks)
 
 
+def explained_choice(operator: str, shape: str, options: OptionValues, place: tuple[int, Target]) -> Choice:
+    """Return which plan a layer of experts takes on ranks of a target. Raises InputError."""
+    from overweave.moe.explain import explain_layer
+
+    case = _described(f"{operator}.{next(iter(EXPERTS.plans))}").case_of_shape("explain", operator, shape, options)
+    return explain_layer(operator, case, *place)
+
+
 def plan_of_program(
     name: str, shape: str | None, options: OptionValues, place: tuple[int, Machine]
 ) -> tuple[Plan, AuthorTile]:
     """Return the plan of a case on ranks of a machine, and what its kernels take. Raises InputError."""
     described, (ranks, machine) = _described(name), place
-    if shape is None:
-        raise InputError(f"simulate {name}", "no shape", f"Give --shape M,N,K: {described.meanings}")
-    if twice := [key for key in described.sizes if key in options]:
-        raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
-    shaped = case_of(shape)
-    sizes = dict(zip(described.sizes, map(str, (shaped.m, shaped.n, shaped.k)), strict=True))
-    case, made = described.case_of(name, sizes | dict(options)), described.made()
+    case, made = described.case_of_shape("simulate", name, shape, options), described.made()
     schedule = made.schedule(name, case, ranks)
     verify_schedule(schedule).raise_if_refused()
     return realize(schedule, machine), made.costs(name, case, ranks, machine)

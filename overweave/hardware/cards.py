@@ -15,13 +15,13 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.hardware.machine import UNKNOWN_LINKS, Card, LinkKind, Machine, load, names
-from overweave.hardware.topology import with_more_gpus
+from overweave.hardware.machine import MOST_GPUS, UNKNOWN_LINKS, Card, LinkKind, Machine, load, names
+from overweave.hardware.topology import placed, with_more_gpus
 
 Basis = Literal["calibrated", "measured", "guess", "nearest"]
 # Basis -> factor on the margin that a plan must be predicted to gain before it is taken unmeasured.
 DOUBTS: dict[Basis, float] = {"calibrated": 1.0, "measured": 1.0, "guess": 2.0, "nearest": 3.0}
-MOST_GPUS = 8  # up to so many GPUs a described machine is extended to a larger one of its kind
+MOST_OF_ONE_HOST = 8  # up to so many GPUs a described host is extended to a larger one of its kind
 SAME_MEMORY = 1.08  # largest ratio of equal memories: drivers reserve a few percent
 # Distances of machines, in factors of two of SMs and memory: another compute capability, each generation between, and
 # other links.
@@ -102,8 +102,8 @@ def file_digest(data: bytes) -> str:
 
 @lru_cache(maxsize=64)
 def find(gpu: Gpu) -> MachineMatch:
-    """Return the described machine of a GPU: one that matches, or the nearest one."""
-    described = [machine for machine in map(load, names()) if machine.card is not None]
+    """Return the described machine of a GPU, one host: one that matches, or the nearest one."""
+    described = [machine for machine in _described() if not machine.topology.has_hosts]
     same = [machine for machine in described if machine.card and _is_same(gpu, machine, machine.card)]
     if same:
         return MachineMatch(same[0].name, same[0].basis, gpu)
@@ -112,15 +112,46 @@ def find(gpu: Gpu) -> MachineMatch:
 
 
 @lru_cache(maxsize=256)
-def machine_for(found: MachineMatch, world_size: int) -> Machine | None:
-    """Return the description of a machine with GPUs for `world_size` ranks; None if it cannot have as many."""
+def machine_for(found: MachineMatch, world_size: int, islands: tuple[tuple[int, ...], ...] = ()) -> Machine | None:
+    """Return the description of a machine with GPUs for `world_size` ranks; None if it cannot have as many. islands:
+    the ranks of each of several hosts; (): as the description has them."""
     machine = load(found.machine)
     if found.basis == "nearest" and found.gpu is not None:
         machine = _scaled_to(machine, found.gpu)
+    if len(islands) > 1:
+        return _on_hosts(machine, islands)
     if world_size <= machine.gpus:
         return machine
-    topology = with_more_gpus(machine.topology, machine.gpus, world_size) if world_size <= MOST_GPUS else None
+    has_hosts = machine.topology.has_hosts
+    most = MOST_GPUS if has_hosts else MOST_OF_ONE_HOST
+    topology = with_more_gpus(machine.topology, machine.gpus, world_size) if world_size <= most else None
     return None if topology is None else replace(machine, gpus=world_size, topology=topology)
+
+
+def machine_of_ranks(name: str, world_size: int) -> Machine:
+    """Return a machine by its name or file, with as many GPUs as ranks if it stands for larger ones, else as it is.
+    Raises InputError and MachineFileError."""
+    return machine_for(machine_named(name), world_size) or load(name)
+
+
+def _described() -> list[Machine]:
+    return [machine for machine in map(load, names()) if machine.card is not None]
+
+
+def hosts_like(machine: Machine) -> Machine | None:
+    """Return the described machine of several hosts of such GPUs: itself, if it is one; None if there is none."""
+    if machine.topology.has_hosts or machine.card is None:
+        return machine if machine.topology.has_hosts else None
+    known = {name.lower() for name in machine.card.names}
+    alike = (other for other in _described() if other.card and known & {name.lower() for name in other.card.names})
+    return min((other for other in alike if other.topology.has_hosts), key=lambda other: other.gpus, default=None)
+
+
+def _on_hosts(machine: Machine, islands: tuple[tuple[int, ...], ...]) -> Machine | None:
+    """Return a machine on several hosts, joined as those of its GPUs are that are described; None if none are."""
+    hosts = hosts_like(machine)
+    topology = None if hosts is None else placed(hosts.topology, islands)
+    return None if topology is None else replace(machine, gpus=sum(map(len, islands)), topology=topology)
 
 
 def _is_same(gpu: Gpu, machine: Machine, card: Card) -> bool:

@@ -318,6 +318,11 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
         return self.peers.is_there
 
     @property
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """Return the GPUs that reach each other's memory, as far as links let them: those of each host."""
+        return self.routes.islands
+
+    @property
     def routes(self) -> Routes:
         """Return the links that transfers between its GPUs cross."""
         return routes(self.topology, self.gpus)
@@ -459,8 +464,8 @@ def _merged(base: object, overrides: object) -> object:
 
 
 def default_for(world_size: int) -> str:
-    """Return the machine for predictions if none is named: H200s, for up to eight ranks."""
-    return next((name for name in ("h200x4", "h200x8") if load(name).gpus >= world_size), "h200x8")
+    """Return the machine for predictions if none is named: H200s, on hosts of eight for more ranks."""
+    return next((name for name in ("h200x4", "h200x8") if load(name).gpus >= world_size), "h200x8x2")
 
 
 @lru_cache

@@ -1,7 +1,8 @@
 """The topology of a machine: links between pairs of places, and the links that a transfer crosses.
 
-A place is a GPU, by its rank, or what joins GPUs, by its name: a switch, a PCIe bridge, a network. A transfer takes the
-route of the fewest links and shares each of them with other transfers.
+A place is a GPU, by its rank, or what joins GPUs, by its name: a switch, a PCIe bridge, a NIC, a network. A transfer
+takes the route of the fewest links and shares each of them with other transfers. GPUs that reach each other's memory
+are an island; between islands links carry messages of a library alone.
 """
 
 from __future__ import annotations
@@ -74,16 +75,24 @@ def interpolated_us(points: Points, size_bytes: float) -> float:
 
 Endpoint = int | str
 EACH_GPU = "gpu"  # in a pair of a file: each GPU; twice in a pair: every two GPUs
+FOR_EVERY = "/"  # NAME/COUNT in a pair of a file: a place of its own for every COUNT GPUs, as "nvswitch/8"
 MOST_LINKS = 1 << 17  # every two of 512 GPUs
+MOST_OF_A_HOST, MOST_DIGITS = 128, 4  # GPUs; digits of COUNT
+MEMORY: Literal["memory"] = "memory"
+MESSAGES: Literal["messages"] = "messages"
 TopologyKind = Literal["switch", "full_mesh", "closed_ring", "tree", "levels"]
 Hop = tuple[Endpoint, Endpoint]  # a link in one direction
 
 
 class Link(Struct, frozen=True, forbid_unknown_fields=True):
-    """Equal links between pairs of places, each with `curve` in either direction."""
+    """Equal links between pairs of places, each with `curve` in either direction.
+
+    carries: what crosses it: reads and writes of a peer's memory, or a library's messages alone, as between hosts.
+    """
 
     between: tuple[tuple[Endpoint, Endpoint], ...]
     curve: Curve
+    carries: Literal["memory", "messages"] = MEMORY
 
 
 class Topology(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
@@ -91,21 +100,29 @@ class Topology(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True)
 
     kind: checked against the links. switch: every GPU has a link to one switch that never blocks. full_mesh: every two
     GPUs have a link. closed_ring: every GPU has a link to the next. tree: one route between any two places, as PCIe
-    bridges have. levels: islands of GPUs, joined by slower links.
+    bridges have. levels: GPUs in groups, joined by slower links: pairs of one host, or hosts by a network.
+    slots: of each GPU its number among those of `NAME/COUNT` places; (): its own.
     """
 
     kind: TopologyKind
     port: Bandwidth
     links: tuple[Link, ...]
+    slots: tuple[int, ...] = ()
 
-    def hops(self, gpus: int) -> dict[Hop, Curve]:
-        """Return every link in every direction, with its curve."""
+    def hops(self, gpus: int, carries: tuple[str, ...] = (MEMORY, MESSAGES)) -> dict[Hop, Curve]:
+        """Return every link in every direction, with its curve. carries: of links that carry one of these."""
         curves: dict[Hop, Curve] = {}
+        slots = self.slots or tuple(range(gpus))
         for link in self.links:
-            for one, other in link.between:
-                for pair in _pairs(one, other, gpus):
+            for one, other in link.between if link.carries in carries else ():
+                for pair in _pairs(one, other, slots):
                     curves[pair] = curves[pair[::-1]] = link.curve
         return curves
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether some links carry messages alone."""
+        return any(link.carries == MESSAGES for link in self.links)
 
 
 class Routes:
@@ -114,6 +131,9 @@ class Routes:
     def __init__(self, topology: Topology, gpus: int) -> None:
         self.curves = topology.hops(gpus)
         self.peaks_gb_per_s = {hop: curve.peak_gb_per_s for hop, curve in self.curves.items()}
+        self.nics = frozenset(topology.hops(gpus, (MESSAGES,)))  # links that carry messages alone, in either direction
+        self.islands = _islands(topology, gpus)
+        self.island_of = {gpu: at for at, island in enumerate(self.islands) for gpu in island}
         self._neighbours: dict[Endpoint, list[Endpoint]] = {}  # place -> the places it has links to
         for one, other in self.curves:
             self._neighbours.setdefault(one, []).append(other)
@@ -136,6 +156,8 @@ class Routes:
 
     def are_alike(self, gpus: int) -> bool:
         """Whether all pairs of GPUs are joined by as many links, equally fast."""
+        if len(self.islands) > 1:
+            return False
         routes = (self.between(one, other) for one, other in combinations(range(gpus), 2))
         return len({tuple(self.peaks_gb_per_s[hop] for hop in route) for route in routes}) <= 1
 
@@ -181,6 +203,17 @@ def with_more_gpus(topology: Topology, gpus: int, count: int) -> Topology | None
     return replace(topology, links=tuple(_repeat_link(link, gpus, count) for link in topology.links))
 
 
+def placed(topology: Topology, islands: tuple[tuple[int, ...], ...]) -> Topology | None:
+    """Return a topology of hosts whose ranks lie as `islands` say, each island on a host of its own. None if an island
+    is larger than a host, or a rank is not there once."""
+    ranks = sorted(rank for island in islands for rank in island)
+    size = len(Routes(topology, MOST_OF_A_HOST).islands[0])
+    if ranks != list(range(len(ranks))) or size < max(map(len, islands)):
+        return None
+    slots = {rank: host * size + place for host, island in enumerate(islands) for place, rank in enumerate(island)}
+    return replace(topology, slots=tuple(slots[rank] for rank in ranks))
+
+
 def _repeat_link(link: Link, gpus: int, count: int) -> Link:
     pairs = list(link.between)
     for first in range(gpus, count, gpus):
@@ -197,6 +230,11 @@ def check(topology: Topology, gpus: int) -> None:
     count = sum(_pair_count(one, other, gpus) for link in topology.links for one, other in link.between)
     if count > MOST_LINKS:
         raise MachineFileError("topology", f"{count} links", f"Name each link once: at most {MOST_LINKS}")
+    if topology.has_hosts and topology.kind != "levels":
+        found = f"a link that carries messages alone in a {topology.kind}"
+        raise MachineFileError("topology", found, "Say that its kind is levels: such links part hosts")
+    if topology.slots and (len(topology.slots) != gpus or len({*topology.slots}) != gpus):
+        raise MachineFileError("topology", f"{len(topology.slots)} slots of {gpus} GPUs", "Give each GPU its own")
     hops = topology.hops(gpus)
     for (one, other), curve in hops.items():
         is_of_gpu = isinstance(one, int) or isinstance(other, int)
@@ -264,14 +302,52 @@ def _pair_count(one: Endpoint, other: Endpoint, gpus: int) -> int:
     """How many links a pair of a file stands for."""
     if one == other == EACH_GPU:
         return gpus * (gpus - 1) // 2
-    return gpus if EACH_GPU in (one, other) else 1
+    return gpus if _is_each(one) or _is_each(other) else 1
 
 
-def _pairs(one: Endpoint, other: Endpoint, gpus: int) -> list[Hop]:
+def _pairs(one: Endpoint, other: Endpoint, slots: tuple[int, ...]) -> list[Hop]:
     """Return the pairs of places that a pair of a file stands for."""
     if one == other == EACH_GPU:
-        return list(combinations(range(gpus), 2))
-    if EACH_GPU in (one, other):
-        place = other if one == EACH_GPU else one
-        return [(rank, place) for rank in range(gpus)]
+        return list(combinations(range(len(slots)), 2))
+    if _is_each(one) or _is_each(other):
+        pairs = ((_place(one, gpu, slot), _place(other, gpu, slot)) for gpu, slot in enumerate(slots))
+        return list(dict.fromkeys(pairs))
     return [(one, other)]
+
+
+def _is_each(place: Endpoint) -> bool:
+    """Whether a place of a file stands for one of each GPU, or of every so many GPUs."""
+    return place == EACH_GPU or _every(place) > 0
+
+
+def _every(place: Endpoint) -> int:
+    """How many GPUs have a place in common; 0 for a place that stands for itself."""
+    count = place.rpartition(FOR_EVERY)[2] if isinstance(place, str) and FOR_EVERY in place else ""
+    return int(count) if count.isascii() and count.isdigit() and len(count) <= MOST_DIGITS else 0
+
+
+def _place(place: Endpoint, gpu: int, slot: int) -> Endpoint:
+    """Return the place of one GPU that a place of a file stands for."""
+    if place == EACH_GPU:
+        return gpu
+    every = _every(place)
+    return f"{str(place).rpartition(FOR_EVERY)[0]}{slot // every}" if every else place
+
+
+def _islands(topology: Topology, gpus: int) -> tuple[tuple[int, ...], ...]:
+    """Return the GPUs that reach each other's memory, by their first ones; all, if every link carries memory."""
+    if not topology.has_hosts:
+        return (tuple(range(gpus)),)
+    root: dict[Endpoint, Endpoint] = {}  # place -> a place that it is joined to; the last one of a chain to itself
+
+    def find(place: Endpoint) -> Endpoint:
+        while root.setdefault(place, place) != place:
+            place = root[place]
+        return place
+
+    for one, other in topology.hops(gpus, (MEMORY,)):
+        root[find(one)] = find(other)
+    islands: dict[Endpoint, list[int]] = {}
+    for gpu in range(gpus):
+        islands.setdefault(find(gpu), []).append(gpu)
+    return tuple(map(tuple, islands.values()))

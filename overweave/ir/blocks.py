@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from msgspec import Meta, Struct
@@ -75,9 +76,9 @@ def block_tops(blocks: Blocks, rows: int) -> Sequence[int]:
 
 def permutation_obstacle(blocks: Blocks, shape: tuple[int, int]) -> str | None:
     """Return why `places` is not a bijection of the blocks of a matrix of this shape; None if it is."""
-    tops = block_tops(blocks, shape[0])
-    heights = [end - top for top, end in zip(tops, (*tops[1:], shape[0]), strict=True)]
-    if blocks.tops and (tops[0] != 0 or not all(0 < height <= blocks.rows for height in heights)):
+    tops = block_tops(blocks, shape[0])  # without a list of its own a file may mean billions: they are only counted
+    steps = pairwise((*blocks.tops, shape[0])) if blocks.tops else ()
+    if blocks.tops and (tops[0] != 0 or not all(0 < end - top <= blocks.rows for top, end in steps)):
         return f"has blocks that do not begin at ascending rows, {blocks.rows} apart at most, of {shape[0]}"
     count = len(tops) * -(-shape[1] // blocks.cols)
     if len(blocks.places) != count:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from overweave.ir.plan import PackedExchange
 from overweave.ir.schedule import Buffer, Collective, Copy, Operation, Reduce, Schedule
@@ -30,6 +30,14 @@ NO_REACH = "do not reach each other's memory, where it reads or writes rows"
 def addresses_peers(schedule: Schedule) -> bool:
     """Whether an operation other than an NCCL collective reads or writes on another rank, or any notifies one."""
     return any(_reached(operation) for operation in schedule.operations)
+
+
+def crossing_operation(schedule: Schedule, islands: Sequence[Collection[int]]) -> str:
+    """Return the first operation that reads, writes or notifies on a rank of another island itself, by its name; "" if
+    none does."""
+    own = {rank: frozenset(island) for island in islands for rank in island} if len(islands) > 1 else {}
+    crossing = (each.name for each in schedule.operations if own and not _reached(each) <= own[each.rank])
+    return next(crossing, "")
 
 
 def reached_by(schedule: Schedule, rank: int) -> set[int]:

@@ -1,7 +1,7 @@
 """Partition IR: what a compiler that places tensors on a mesh (GSPMD, Alpa, DTensor, Domino) decides, as proven plans.
 
 Of a matmul the placements of both factors and of the result imply what every rank multiplies, what travels before, and
-what behind: of all ways the one that moves the fewest bytes is taken. Each step is an all-gather, a reduce-scatter, an
+what behind: of all ways the quickest is taken, by bytes and products. Each step is an all-gather, a reduce-scatter, an
 all-reduce or an all-to-all among the ranks of a mesh axis, or a part that a rank keeps.
 SOURCE: AutoOverlap 5.1 and Listing 3 (lower_partition_ir); Domino (Wang et al., 2024) for slices of batch and weight.
 """
@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, cast
 
 from overweave.errors import InputError
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.schedule import Apply, Goal, InitialContents, Range, Schedule
 from overweave.ir.shards import shard_rows
 from overweave.ir.tensors import FACTORS
@@ -68,9 +69,10 @@ class Work:
     """What a matmul and attention have in common: redistributions before and behind. Dimensions of tensors are batch,
     rows and columns here."""
 
-    def __init__(self, name: str, mesh: Mesh, path: Path) -> None:
-        self.mesh, self.steps = mesh, list[Step]()
-        self.writer = Writer(name, mesh.ranks, path, machine_of(mesh))
+    def __init__(self, name: str, mesh: Mesh, path: Path, dtype: Dtype) -> None:
+        self.mesh, self.steps, self.machine = mesh, list[Step](), machine_of(mesh)
+        self.item_bytes = ITEMSIZE_BYTES[dtype]
+        self.writer = Writer(name, mesh.ranks, path, self.machine)
 
     def boxes(self, shape: Shape, placed: Placements) -> list[Box]:
         return [cast(Box, box_of(shape.extents, placed, self.mesh, rank)) for rank in range(self.mesh.ranks)]
@@ -106,13 +108,17 @@ class Work:
         kept = [held.parts(rank, wanted(rank)) for rank in range(self.mesh.ranks)]
         return held._replace(values=kept)
 
-    def elements_moved(self, shape: Shape, before: Placements, after: Placements) -> float:
-        """Return how many elements a rank gets on the way from one list of placements to another."""
+    def moved_us(self, shape: Shape, before: Placements, after: Placements) -> float:
+        """Return how long a rank gets elements on the way from one list of placements to another, by bytes alone."""
         got = 0.0
         for change in changes(before, after):
             most = max(self.elements(shape, placed) for placed in (change.before, change.after))
             got += {"slice": 0, "all_reduce": 2}.get(change.kind, 1) * most * (1 - 1 / self.mesh.shape[change.axis])
-        return got
+        return got * self.item_bytes / self.machine.engines_gb_per_s / 1e3
+
+    def computed_us(self, products: float) -> float:
+        """Return how long so many multiplications and additions take."""
+        return 2 * products / max(tile.tflops for tile in self.machine.tiles) / 1e6
 
     def elements(self, shape: Shape, placed: Placements) -> int:
         """Return how many elements the first rank has."""
@@ -143,7 +149,7 @@ class _MatmulWork(Work):
     """given, local: placements of x, w and y, of callers and where ranks multiply."""
 
     def __init__(self, op: Matmul, mesh: Mesh, path: Path, placed: Mapping[str, Placements]) -> None:
-        super().__init__("matmul", mesh, path)
+        super().__init__("matmul", mesh, path, op.dtype)
         self.op, self.given = op, {name: inner(placed[name], (1, 2)) for name in (X, W, Y)}
         self.shapes = shapes_of(op)
         self.local = dict(zip((X, W, Y), self._forms(), strict=True))
@@ -156,7 +162,6 @@ class _MatmulWork(Work):
         target = self.writer.callers(Y, shape, self.boxes(shape, self.given[Y]), "output", terms)
         slices = [*_sliced(self.boxes(shape, self.local[Y]), self.op.slices)]
         if len(slices) > 1:
-            self._check_slices()
             self.writer.library = EXCHANGES
         if self.local[Y] == self.given[Y]:
             slices, products = slices[:1], [target]
@@ -177,7 +182,7 @@ class _MatmulWork(Work):
                 self.writer.multiply(rank, a, b, out)
 
     def _forms(self) -> Local:
-        """Return the placements of factors and of the product by which the fewest bytes move, or raise InputError."""
+        """Return the placements of factors and of the product by which a call takes least, or raise InputError."""
         choices = []
         for axis, (x, w, y) in enumerate(zip(*self.given.values(), strict=True)):
             if "P" in (x, w) and (x, w) not in OF_PARTIAL:
@@ -187,14 +192,21 @@ class _MatmulWork(Work):
             forms = (OF_PARTIAL[x, w],) if "P" in (x, w) else FORMS
             choices.append([form for form in forms if y != "P" or form[2] == "P"])
         tried: list[Local] = [tuple(zip(*forms, strict=True)) for forms in product(*choices)]
-        return min(tried, key=self._moved)
+        if self.op.slices != (1, 1):  # every rank may compute all that it wants
+            tried = [local for local in tried if self._sums(local)]
+        return min(tried, key=self._us)
 
-    def _moved(self, local: Local) -> float:
-        """Return the elements that a rank gets, and, far less, those that it reads to multiply."""
-        x, w, y = local
-        read = sum(self.elements(self.shapes[name], placed) for name, placed in ((X, x), (W, w), (Y, y)))
-        pairs = ((X, self.given[X], x), (W, self.given[W], w), (Y, y, self.given[Y]))
-        return 1e-6 * read + sum(self.elements_moved(self.shapes[name], old, new) for name, old, new in pairs)
+    def _us(self, local: Local) -> float:
+        """Return how long it takes a rank to get what it needs, and to multiply."""
+        pairs = zip(self.given.items(), local, strict=True)
+        ways = ((name, (placed, at) if name != Y else (at, placed)) for (name, placed), at in pairs)
+        moved = sum(self.moved_us(self.shapes[name], *way) for name, way in ways)
+        return moved + self.computed_us(self.elements(self.shapes[X], local[0]) * self._width(local[1]))
+
+    def _width(self, w: Placements) -> int:
+        """Return how many columns the first rank multiplies by."""
+        lo, hi = box_of(self.shapes[W].extents, w, self.mesh, 0)[2]
+        return hi - lo
 
     def _factor(self, name: str) -> Held:
         """Return a factor as the caller has it."""
@@ -222,12 +234,9 @@ class _MatmulWork(Work):
             offset = offset * self.mesh.shape[axis] + self.mesh.place(rank)[axis] if "P" in places else offset
         return offset * self.op.k
 
-    def _check_slices(self) -> None:
-        kinds = [each.kind for each in changes(self.local[Y], self.given[Y])]
-        if other := next((kind for kind in kinds if kind in ("all_gather", "all_to_all")), None):
-            raise InputError(
-                f"slices={self.op.slices}", f"the result takes an {other}", "Slice products that are summed"
-            )
+    def _sums(self, local: Local) -> bool:
+        """Whether what products take behind them is done slice by slice: sums alone."""
+        return not {"all_gather", "all_to_all"} & {each.kind for each in changes(local[2], self.given[Y])}
 
 
 OF_ATTENTION = (("R", "R", "R"), ("S0", "S0", "S0"), ("S2", "S2", "S2"), ("S1", "R", "S1"))  # of q, of k and v, of o
@@ -237,7 +246,7 @@ class _AttentionWork(Work):
     """given: placements of q, k, v and o, as callers have them."""
 
     def __init__(self, op: Attention, mesh: Mesh, path: Path, placed: Mapping[str, Placements]) -> None:
-        super().__init__("attention", mesh, path)
+        super().__init__("attention", mesh, path, op.dtype)
         if partial := next((name for name, places in placed.items() if "P" in places), None):
             raise InputError(f"placements of {partial}", "a partial sum", "Reduce it before: softmax is of whole rows")
         self.given = {name: inner(places, (0, 2, 1)) for name, places in placed.items()}
@@ -269,18 +278,18 @@ class _AttentionWork(Work):
             self.writer.add(Apply, rank, TILES, function="attention", needs=tuple(needs), makes=makes, tiles=tiles)
 
     def _forms(self) -> Local:
-        """Return the placements of q, of k and v, and of o by which the fewest bytes move."""
+        """Return the placements of q, of k and v, and of o by which a call takes least."""
         tried: list[Local] = [
             tuple(zip(*forms, strict=True)) for forms in product(OF_ATTENTION, repeat=len(self.mesh.shape))
         ]
-        return min(tried, key=self._moved)
+        return min(tried, key=self._us)
 
-    def _moved(self, local: Local) -> float:
-        """Return the elements that a rank gets, and, far less, those that it computes."""
+    def _us(self, local: Local) -> float:
+        """Return how long it takes a rank to get what it needs, and to compute."""
         q, kv, o = local
         pairs = ((self.given["q"], q), (self.given["k"], kv), (self.given["v"], kv), (o, self.given["o"]))
-        computed = 1e-6 * self.elements(self.shape, o)
-        return computed + sum(self.elements_moved(self.shape, old, new) for old, new in pairs)
+        moved = sum(self.moved_us(self.shape, *pair) for pair in pairs)
+        return moved + 2 * self.computed_us(self.elements(self.shape, q) * self.shape.width * self.shape.extents[1])
 
 
 def _hull(boxes: Sequence[Box]) -> Box:

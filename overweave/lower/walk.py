@@ -42,7 +42,7 @@ class _Walk(Work):
     blocks of peers land. shared: where peers pull from."""
 
     def __init__(self, name: str, found: Read, path: Path, dims: tuple[int, ...]) -> None:
-        super().__init__(name, found.mesh, path)
+        super().__init__(name, found.mesh, path, found.op.dtype)
         self.read, self.dims = found, dims
         self.given = {name: inner(placed, dims) for name, placed in found.homes.items()}
         self.homes: dict[str, Held] = {}
@@ -86,22 +86,22 @@ class _Walk(Work):
                     self._pass(name, rank, source, box) if source is not None else self._pull(name, rank, box)
 
     def _neighbour(self, name: str, rank: int, at: int) -> int | None:
-        """The rank that had a block one step before, next to this one; None at the first step. Raises InputError."""
-        step = self.numbers[at]
-        if not any(step):
+        """The rank beside this one that had a block one step before, of the innermost loop that has gone on, if any.
+        Raises InputError."""
+        step, place = self.numbers[at], self.mesh.place(rank)
+        box = self.box(name, rank, step)
+        turned = [index for index, one in enumerate(self.read.loops) if one.over and step[index]]
+        for index in reversed(turned):
+            before, one = (*step[:index], step[index] - 1, *step[index + 1 :]), self.read.loops[index]
+            for axis in one.over:
+                beside = (*place[:axis], (place[axis] + one.by) % self.mesh.shape[axis], *place[axis + 1 :])
+                if self.box(name, other := self.mesh.rank(beside), before) == box:
+                    return other
+        if not turned:
             return None
-        turned = max(index for index, number in enumerate(step) if number)
-        before = (*step[:turned], step[turned] - 1, *step[turned + 1 :])
-        box, place, one = self.box(name, rank, step), self.mesh.place(rank), self.read.loops[turned]
-        for axis in one.over:
-            beside = (*place[:axis], (place[axis] + one.by) % self.mesh.shape[axis], *place[axis + 1 :])
-            if self.box(name, other := self.mesh.rank(beside), before) == box:
-                return other
-        asked = f"buffer({name!r}) in the loop of {one.axis}"
         found = f"no neighbour of rank {rank} has its block of step {at} one step before"
-        raise InputError(
-            asked, found, "Shift that loop over the mesh dimension along which blocks pass, or keep it nowhere"
-        )
+        cure = "Shift a loop over the mesh dimension along which blocks pass, or keep it nowhere"
+        raise InputError(f"buffer({name!r}) in a loop", found, cure)
 
     def _pass(self, name: str, rank: int, source: int, box: Box) -> None:
         sent, got = self.place(name, source, box).regions(source, box), self.staged[name].regions(rank, box)

@@ -86,7 +86,7 @@ class ExpertsCase(Struct, frozen=True):
 
     def check(self, ranks: int) -> None:
         """Raise InputError for a layer that a group cannot split, or whose rows are no whole words."""
-        asked, routing = f"bench {EXPERTS} {self.name} on {ranks} ranks", self.routing
+        asked, routing = f"{EXPERTS} {self.name} on {ranks} ranks", self.routing
         parts = ranks if self.parallel == "tensor" else 1
         if self.intermediate % (parts * STEP) or self.hidden % STEP:
             found = f"hidden {self.hidden}, and {self.intermediate} of an expert over {parts} ranks"

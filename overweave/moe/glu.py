@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, isfinite, isnan
 from typing import NamedTuple, get_args
 
 import torch
@@ -65,9 +65,10 @@ def check_glu(name: str, glu: object, n: int) -> None:
         raise InputError(asked, f"got activation {str(glu.activation)[:40]!r}", cure)
     numbers = {"slope": glu.slope, "shift": glu.shift, "limit": 1.0 if glu.limit is None else glu.limit}
     for field, number in numbers.items():
-        if not isinstance(number, int | float) or (field == "slope" and number == 0):
+        is_it = isinstance(number, int | float) and not isnan(number) and (field == "limit" or isfinite(number))
+        if not is_it or (field == "slope" and number == 0) or (field == "limit" and number <= 0):
             found = f"got {field} {str(number)[:40]!r}"
-            raise InputError(asked, found, "Pass numbers; a slope other than 0, and None for no limit")
+            raise InputError(asked, found, "Pass numbers; a slope other than 0, a limit above 0, None for no limit")
     if glu.slope != 1.0 and glu.activation != "silu":
         raise InputError(asked, f"got slope {glu.slope} of {glu.activation}", "Only silu has a slope")
     if n % 2:

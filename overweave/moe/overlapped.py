@@ -6,6 +6,7 @@ Which rows an expert has, the device knows alone: sizes of buffers, copies and s
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from overweave.memory.group import Group
 from overweave.moe.glu import Glu, gated
 from overweave.moe.grouped import grouped_outer
 from overweave.moe.pairs import FactorLike, RoutedTokens, added, first_factors, multiplied, routed_tokens
-from overweave.moe.programs import COLUMNS_STEP, LayerProgram, Sizes, write_gather, write_scatter
+from overweave.moe.programs import COLUMNS_STEP, LayerProgram, Sizes, write_gather, write_scatter, write_total
 from overweave.moe.routing import route
 from overweave.moe.slots import add_slots
 from overweave.ops.author.proven_program import Kernels, proven_program
@@ -74,12 +75,9 @@ class FirstMatmul:
         if not self.out.numel() or not self.experts:
             return
         call = _call(own("tokens")[: sizes.m], self._w, tables.offsets, rows=tables.tokens, **self._beside)
-        if not self.out.is_cuda:
-            self.out.copy_(reference.multiply(call))
-            return
         columns = self._w.shape[2] * (2 if GATE in self._beside else 1)
         place = self.of.group.rank, sizes.experts_ahead(self.experts, columns)
-        load("gpu grouped arriving")(self.out, aligned(call), tables.bounds, place, channel)
+        multiply_arriving(self.out, call, tables.bounds, place, channel)
 
     @property
     def kernels(self) -> tuple[object, ...]:
@@ -97,14 +95,21 @@ class FirstMatmul:
 class SecondMatmul:
     """The second matmul of a call: columns of all products, and their sums over the experts of a token.
 
-    bias: of experts that a rank holds whole. y: the own tokens' sums.
+    bias: of experts that a rank holds whole. is_total: ranks get the sums of all tokens. y: those that this rank gets.
     """
 
-    def __init__(self, of: Overlapped, h: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-        self.of, self._factors = of, factors
+    def __init__(
+        self,
+        of: Overlapped,
+        h: torch.Tensor,
+        factors: tuple[torch.Tensor, torch.Tensor | None],
+        is_total: bool = False,
+    ) -> None:
+        self.of, self._factors, self._is_total = of, factors, is_total
         self._products = dict[int, torch.Tensor]()
-        low, high = of.sizes.rows(of.group.rank)
-        self.y = h.new_empty((high - low, of.sizes.columns))
+        self._own = slice(*of.sizes.rows(of.group.rank))
+        rows = of.sizes.m if is_total else self._own.stop - self._own.start
+        self.y = h.new_empty((rows, of.sizes.columns))
 
     @property
     def kernels(self) -> tuple[object, ...]:
@@ -125,17 +130,16 @@ class SecondMatmul:
             of_cut = w[:, low:high].transpose(1, 2)
             _multiply_into(z, _call(self._h, of_cut, self._routed.tables.offsets, bias=of_columns))
         self._products[cut] = z
-        first, end = sizes.rows(self.of.group.rank)
-        for rows in (slice(0, first), slice(end, sizes.m)):
+        for rows in (slice(0, self._own.start), slice(self._own.stop, sizes.m)):
             if rows.start < rows.stop:
-                add_slots(self._sums(cut, rows), own("parts")[rows, low:high])
+                add_slots(self._sums(cut, rows), own(f"parts{cut}")[rows])
 
     def add(self, cut: int, own: OwnBuffer) -> None:
         """Add the parts of all ranks of columns of the own tokens: in fp32, in the order of ranks, rounded once."""
-        (low, high), sizes, rank = self.of.sizes.cuts[cut], self.of.sizes, self.of.group.rank
-        landed = own("landed").view(sizes.ranks, sizes.shard, sizes.columns)[:, : self.y.shape[0], low:high]
-        sums = self._sums(cut, slice(*sizes.rows(rank)))
-        add_slots(sums._replace(landed=landed, rank=rank), self.y[:, low:high])
+        (low, high), sizes, rows = self.of.sizes.cuts[cut], self.of.sizes, self._own
+        landed = own(f"landed{cut}").view(sizes.ranks, sizes.shard, high - low)[:, : rows.stop - rows.start]
+        sums = self._sums(cut, rows)._replace(landed=landed, rank=self.of.group.rank)
+        add_slots(sums, own(f"sums{cut}")[rows] if self._is_total else self.y[:, low:high])
 
     def compute_all(self, own: OwnBuffer) -> None:
         """Do all of it, on buffers that hold anything."""
@@ -178,15 +182,20 @@ def gathered_products(
     return first.out, every, kept
 
 
-def scattered_sums(
-    of: Overlapped, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, w: torch.Tensor
+def summed_over_ranks(
+    of: Overlapped, kind: str, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], w: torch.Tensor
 ) -> torch.Tensor:
-    """This rank's tokens of the sum over ranks, whose parts are added in fp32 in the order of ranks."""
-    second = SecondMatmul(of, h, (w, None))
+    """The sum over ranks, whose parts are added in fp32 in the order of ranks: of this rank's tokens (kind `scatter`),
+    or of all (`total`). given: h, the experts of all tokens, and their weights."""
+    h, ids, weights = given
+    second = SecondMatmul(of, h, (w, None), kind == "total")
     second.begin(h, routed_tokens(ids, w.shape[0]), weights)
-    program = of.program("scatter", h.device, Kernels((*second.kernels, weights is None), second.compute_all))
+    program = of.program(kind, h.device, Kernels((*second.kernels, weights is None), second.compute_all))
     with program.call() as call:
-        write_scatter(call, of.sizes, second.compute, second.add)
+        if kind == "total":
+            write_total(call, of.sizes, (second.compute, second.add), second.y)
+        else:
+            write_scatter(call, of.sizes, second.compute, second.add)
         call.rank_void(second.y)
     return second.y
 
@@ -281,6 +290,16 @@ def _call(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **beside: Any
     return Grouped(**nothing | {"x": x, "w": w, "offs": offsets[1:]} | beside)  # type: ignore[arg-type]
 
 
+def multiply_arriving(
+    out: torch.Tensor, call: Grouped, bounds: torch.Tensor, place: tuple[int, int], channel: Any
+) -> None:
+    """Compute `out` as rows arrive; on a CPU once all are there. The rest: runtime/gpu/experts.multiply_arriving."""
+    if out.is_cuda:
+        load("gpu grouped arriving")(out, aligned(call), bounds, place, channel)
+    else:
+        out.copy_(reference.multiply(call))
+
+
 def _multiply_into(out: torch.Tensor, call: Grouped) -> None:
     if out.is_cuda:
         load("gpu grouped into")(out, aligned(call))
@@ -294,6 +313,11 @@ def check_ids(group_name: str, ids: torch.Tensor, experts: int) -> None:
         return
     found, cure = f"they are {int(ids.min())} to {int(ids.max())}", "Pass experts, or -1 for none"
     raise refuse(group_of(group_name), InputError(f"topk_ids below {experts}", found, cure))
+
+
+def _agree(group_name: str, told: str, tokens: int) -> None:
+    """Compare a call on all ranks: in words, so that those whose sizes differ are told which."""
+    agreed(group_name, f"{told} by {PUSH}, of {tokens} tokens of all ranks", lambda group: None)
 
 
 def _gathered(
@@ -310,7 +334,7 @@ def _gathered(
     place: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     check_ids(group_name, ids, w.shape[0])
-    agreed(group_name, f"{told} by {PUSH}", lambda group: None)
+    _agree(group_name, told, m)
     of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), ids.shape[1])
     first = FirstMatmul(of, x, (w, bias), _glu_of(glu))
     return gathered_products(of, (x.contiguous(), ids.contiguous()), first, keeps)
@@ -324,7 +348,8 @@ def _gathered_fake(
     return x.new_empty((m * top, w.shape[1] // (2 if options["glu"] else 1))), ids.new_empty((m, top)), kept
 
 
-def _scattered(
+def _summed(
+    kind: str,
     h: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor | None,
@@ -334,10 +359,10 @@ def _scattered(
     told: str,
     place: list[int],
 ) -> torch.Tensor:
-    agreed(group_name, f"{told} by {PUSH}", lambda group: None)
+    _agree(group_name, told, ids.shape[0])
     of = overlapped_in(group_name, (ids.shape[0], ids.shape[1]), (w.shape[1], h.dtype))
     own = None if weights is None else weights.float().contiguous()
-    return scattered_sums(of, h.contiguous(), ids.contiguous(), own, w)
+    return summed_over_ranks(of, kind, (h.contiguous(), ids.contiguous(), own), w)
 
 
 def _scattered_fake(
@@ -347,6 +372,12 @@ def _scattered_fake(
     m = ids.shape[0]
     low, high = (0, m // ranks) if m % ranks == 0 else shard_rows(m, ranks, rank)
     return h.new_empty((high - low, w.shape[1]))
+
+
+def _total_fake(
+    h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, w: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    return h.new_empty((ids.shape[0], w.shape[1]))
 
 
 def _keep_gathered(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
@@ -375,7 +406,7 @@ def _gathered_gradient(ctx: Any, dh: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     return dx, None, dw, dbias
 
 
-def _keep_scattered(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+def _keep_summed(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     h, ids, weights, w = inputs
     ctx.save_for_backward(h, ids, w, *([] if weights is None else [weights]))
     ctx.options = dict(keyword_only_inputs)
@@ -383,15 +414,28 @@ def _keep_scattered(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict
 
 def _scattered_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """That of h by the other operator: each row's before it is weighed; the others follow from it, and by groups."""
-    h, ids, w, *weights = ctx.saved_tensors
-    needs_h, _, needs_weights, needs_w = ctx.needs_input_grad
+    _, ids, w, *_ = ctx.saved_tensors
     rank, ranks = ctx.options["place"]
     m = ids.shape[0]
     low, high = shard_rows(m, ranks, rank)
-    options = _of_gradients(ctx.options) | {"m": m, "keeps": needs_w, "glu": ""}
+    options = _of_gradients(ctx.options) | {"m": m, "keeps": ctx.needs_input_grad[3], "glu": ""}
     own, dy = ids[low:high].contiguous(), dy.contiguous()
     raw, _, g = torch.ops.overweave.gathered_experts(dy, own, w.transpose(1, 2), None, **options)
+    return _second_gradients(ctx, routed_tokens(ids, w.shape[0]), raw, g)
+
+
+def _total_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """All ranks have that of y: nothing travels."""
+    _, ids, w, *_ = ctx.saved_tensors
     routed = routed_tokens(ids, w.shape[0])
+    raw = multiplied(dy.contiguous(), routed, None, (w.transpose(1, 2),), None)
+    return _second_gradients(ctx, routed, raw, dy)
+
+
+def _second_gradients(ctx: Any, routed: RoutedTokens, raw: torch.Tensor, g: torch.Tensor) -> tuple[Any, ...]:
+    """raw: the gradient of each row of h before it is weighed. g: that of all tokens' sums."""
+    h, ids, _, *weights = ctx.saved_tensors
+    needs_h, _, needs_weights, needs_w = ctx.needs_input_grad
     tables, dh, dweights, dw = routed.tables, raw, None, None
     of_rows = None
     if weights:
@@ -430,7 +474,7 @@ def _chained(
 ) -> torch.Tensor:
     if first is None:
         check_ids(group_name, ids, up.shape[0])
-    agreed(group_name, f"{told} by {PUSH}", lambda group: None)
+    _agree(group_name, told, m)
     of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), 2 * ids.shape[1])
     weights = ExpertWeights(up, down, up_bias, down_bias, _glu_of(glu), first)
     return chained(of, x.contiguous(), ids.contiguous(), topk_weights, weights)
@@ -463,11 +507,14 @@ _GATHERED = (
     "(Tensor x, Tensor ids, Tensor w, Tensor? bias, *, SymInt m, bool keeps, str glu, "
     f"{WHERE}) -> (Tensor, Tensor, Tensor)"
 )
-_SCATTERED = f"(Tensor h, Tensor ids, Tensor? weights, Tensor w, *, {WHERE}) -> Tensor"
+_SUMMED = f"(Tensor h, Tensor ids, Tensor? weights, Tensor w, *, {WHERE}) -> Tensor"
 for _op in (
     TorchOp("chained_experts", _CHAINED, _chained, _chained_fake),
     TorchOp("gathered_experts", _GATHERED, _gathered, _gathered_fake, _gathered_gradient, _keep_gathered),
-    TorchOp("scattered_experts", _SCATTERED, _scattered, _scattered_fake, _scattered_gradient, _keep_scattered),
+    TorchOp(
+        "scattered_experts", _SUMMED, partial(_summed, "scatter"), _scattered_fake, _scattered_gradient, _keep_summed
+    ),
+    TorchOp("total_experts", _SUMMED, partial(_summed, "total"), _total_fake, _total_gradient, _keep_summed),
 ):
     define(_op)
 
@@ -488,12 +535,19 @@ def choose(name: str, plan: str | None, reason: str, is_quicker: bool) -> str:
 
 def pushing_is_quicker(place: GroupRank, device: torch.device, shard_bytes: int) -> bool:
     """Whether `push` is, of a call that nobody differentiates. shard_bytes: of a rank's tokens; alike on all ranks."""
-    return (
-        device.type == "cuda"
-        and place.world_size > 1
-        and shard_bytes >= LEAST_BYTES
-        and _reaches_peers(place.name, device.index)
-    )
+    slower = reason_not_quicker(place.world_size, device.type, shard_bytes)
+    return not slower and _reaches_peers(place.name, device.index)
+
+
+def reason_not_quicker(ranks: int, device: str, shard_bytes: int) -> str:
+    """Why `push` is not taken to be quicker on GPUs that reach each other; empty if it is."""
+    if device != "cuda":
+        return "there are no GPUs"
+    if ranks < 2:
+        return "one rank has no peers"
+    if shard_bytes < LEAST_BYTES:
+        return f"tokens of a rank are {shard_bytes} bytes, and push was quicker from {LEAST_BYTES} on (2 x H200)"
+    return ""
 
 
 def _reaches_peers(group_name: str, index: int) -> bool:

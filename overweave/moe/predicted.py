@@ -18,11 +18,12 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.schedule import Apply
 from overweave.ir.shards import shard_rows
 from overweave.moe.cases import ExpertsCase, popularity
-from overweave.moe.schedules import schedule_for
+from overweave.moe.schedules import EXPERTS_KERNEL, schedule_for
 from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
 from overweave.schedules.tiles.shape import KernelChoice
 from overweave.sim.cost import size, tile_us
+from overweave.sim.nccl import collective_us
 from overweave.tuner.measure.predicted_plans import Predicted, choice_of, plans_us
 
 LAYER = "experts_mlp"  # the operator that computes a whole layer
@@ -37,17 +38,56 @@ INDEXED, ROUTED_US = 1.15, 12.0
 DEVIATIONS = (-1.4, -0.67, -0.2, 0.2, 0.67, 1.4)
 
 
-PredictedLayer = Predicted[ExpertsCase]
+class PredictedLayer(Predicted[ExpertsCase], frozen=True):
+    """And moved_us: all tokens and sums that a rank sends, by what moves them quickest."""
+
+    moved_us: float = 0.0
+
+    @property
+    def roof_us(self) -> float:
+        """Return the time that no plan goes below: of all matmuls, or of all that travels."""
+        return max(self.alone_us, self.moved_us)
+
+    @property
+    def is_bound_by_links(self) -> bool:
+        """Return whether what travels takes longer than what is multiplied."""
+        return self.moved_us > self.alone_us
+
+    def efficiency(self, time_us: float) -> float | None:
+        """Return the part of the sequential plan's communication that is hidden in a layer of so many microseconds."""
+        return self.measures_of(time_us).overlap_efficiency
 
 
 def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer:
     """Return what a layer takes on so many ranks of a machine. Raises InputError."""
     costs, routing = LayerCosts(case, ranks, machine), case.routing
     moved = routing.tokens * case.hidden * BYTES
-    link_us = sum(machine.collective_us(each, ranks, moved) for each in ("all_gather", "reduce_scatter"))
-    plans = plans_us(((plan, schedule_for(f"{LAYER}.{plan}", case, ranks), costs) for plan in PLANS), machine)
+    link_us = _collectives_us(moved, ranks, machine)
+    plans = predicted_plans(LAYER, case, ranks, machine)
     alone_us = max(costs.layer_us(rank, 1.0) for rank in range(ranks))
-    return Predicted(case, alone_us, link_us, plans, choice_of(plans, SEQUENTIAL))
+    choice = choice_of(plans, SEQUENTIAL)
+    return PredictedLayer(case, alone_us, link_us, plans, choice, _moved_us(moved, ranks, machine))
+
+
+def predicted_plans(operator: str, case: ExpertsCase, ranks: int, machine: Machine) -> dict[str, float]:
+    """Return the time of each plan of an operator of experts that the machine can run. Raises InputError."""
+    costs = LayerCosts(case, ranks, machine)
+    return plans_us(((plan, schedule_for(f"{operator}.{plan}", case, ranks), costs) for plan in PLANS), machine)
+
+
+def _moved_us(moved: int, ranks: int, machine: Machine) -> float:
+    """Return the time of a rank's tokens to all peers, and of their sums to their owners. moved: bytes of all ranks."""
+    if not machine.peer_access:
+        return _collectives_us(moved, ranks, machine)
+    shard = moved // ranks
+    copies_us = sum(
+        max(machine.links.push.time_us(shard), machine.routes.time_us(0, peer, shard)) for peer in range(1, ranks)
+    )
+    return min(_collectives_us(moved, ranks, machine), 2 * copies_us)
+
+
+def _collectives_us(moved: int, ranks: int, machine: Machine) -> float:
+    return sum(collective_us(machine, each, tuple(range(ranks)), moved) for each in ("all_gather", "reduce_scatter"))
 
 
 def skew_costs(layers: Iterable[PredictedLayer], plan: str) -> dict[str, float]:
@@ -82,12 +122,14 @@ class LayerCosts:
         columns = operation.makes[0].region.shape[1]
         if "h" in made:  # tiles of one matmul, whatever each of them waits for
             return self.first_us(operation.rank, 1.0) * elements / (routing.pairs * columns)
-        if "h" in read and "y" not in made:  # columns of all products, whichever of their sums it makes
-            return self.second_us(operation.rank, 1.0) * columns / case.hidden
+        if operation.function == EXPERTS_KERNEL and "h" in read:
+            return self.second_us(operation.rank, 1.0)
+        if "h" in read and "y" not in made:  # columns of all products, in launches of their own, and of peers' sums
+            return self._added_us(operation.rank, 1.0, (columns, elements // columns))
         if "x" in read:
             return self.layer_us(operation.rank, share)
-        summed = routing.topk if "h" in read else 0
-        return self._moved_us((len(operation.needs) + 1 + summed) * elements)
+        landed = sum(need.tensor != "h" for need in operation.needs)
+        return self._moved_us((landed + 1 + (routing.topk if "h" in read else 0)) * elements)
 
     def layer_us(self, rank: int, share: float) -> float:
         """Return the time of a whole layer, without communication, of a share of the tokens."""
@@ -99,10 +141,15 @@ class LayerCosts:
 
     def second_us(self, rank: int, share: float) -> float:
         """Return the time of the second matmul, and of the sums over a token's experts, of a share of the tokens."""
-        rows, case = self._rows(rank, share), self.case
-        products = sum(rows) * case.hidden
-        summed = self._moved_us(products + share * case.routing.tokens * case.hidden)
-        return self._grouped_us(rows, (case.hidden, self._inner), Epilogue()) + summed
+        case = self.case
+        return self._added_us(rank, share, (case.hidden, share * case.routing.tokens))
+
+    def _added_us(self, rank: int, share: float, sums: tuple[int, float]) -> float:
+        """Return the time of columns of all products of a share of the tokens, and of sums. sums: columns, and of how
+        many of these tokens."""
+        (columns, tokens), rows = sums, self._rows(rank, share)
+        read = sum(rows) * columns * tokens / (share * self.case.routing.tokens)
+        return self._grouped_us(rows, (columns, self._inner), Epilogue()) + self._moved_us(read + tokens * columns)
 
     @cached_property
     def _by_expert(self) -> list[float]:

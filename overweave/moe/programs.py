@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -31,9 +32,10 @@ from overweave.runtime.handwritten import Declared, OwnBuffer, Part, SymmetricBu
 RowsPlace = Part | torch.Tensor
 COLUMNS_STEP = 8  # elements: rows of whole words of 16 bytes
 TILE_COLUMNS = 256  # of which a launch of the second matmul has whole ones, where there are four or more
-# Of the columns of the second matmul, how many are computed before the first ones travel. What is behind must last as
-# long as their journey, and travels itself with nothing to hide behind.
-FIRST_SHARE = 0.75
+# The second matmul computes columns in so many launches at most, and no more than leave copies of so many bytes, which
+# links carry at half their rate. The last has a third of the columns that the others have: it travels with nothing but
+# sums to hide behind.
+MOST_CUTS, LEAST_COPY, LAST_PART = 4, 5 << 18, 1 / 3
 # How many operations of a matmul take as long as a byte from a peer, and a quarter more.
 # MEASURED: 600 TFLOP/s by 330 GB/s of the links of H200s (docs/design/0004-house.md).
 OPERATIONS_A_BYTE = 2300
@@ -74,8 +76,11 @@ class Sizes(NamedTuple):
     def cuts(self) -> tuple[tuple[int, int], ...]:
         """The columns that the second matmul computes in one launch after the other."""
         step = min(TILE_COLUMNS, self.columns // 4 // COLUMNS_STEP * COLUMNS_STEP)
-        first = int(self.columns * FIRST_SHARE) // step * step if step else 0
-        return ((0, first), (first, self.columns)) if first else ((0, self.columns),)
+        count = max(2, min(MOST_CUTS, self.shard * self.columns * self.dtype.itemsize // LEAST_COPY))
+        share = self.columns / (count - 1 + LAST_PART)
+        ends = {round(share * cut / step) * step for cut in range(1, count)} if step else set[int]()
+        found = sorted({0, self.columns, *ends})
+        return tuple(pairwise(found)) or ((0, 0),)
 
 
 def _one_a_rank(ranks: int) -> TileChannel:
@@ -127,49 +132,102 @@ def write_gather(
 
 
 def scatter_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """What peers address in the second matmul: signals of their own for each of its launches."""
+    """What peers address in the second matmul. Columns of each launch have buffers of their own, of which copies are
+    whole stretches; a peer is told of all but the last ones at once."""
     rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
-    buffers = {name: SymmetricBuffer(rows, sizes.columns, sizes.dtype) for name in ("parts", "landed")}
-    names = (f"{name}{cut}" for name in ("computed", "landed") for cut in range(len(sizes.cuts)))
-    return buffers, dict.fromkeys(names, signals)
+    buffers = {
+        f"{name}{cut}": SymmetricBuffer(rows, high - low, sizes.dtype)
+        for name in ("parts", "landed")
+        for cut, (low, high) in enumerate(sizes.cuts)
+    }
+    computed = (f"computed{cut}" for cut in range(len(sizes.cuts)))
+    return buffers, dict.fromkeys((*computed, "landed", "last"), signals)
+
+
+ColumnsStep = Callable[[int, OwnBuffer], object]  # of columns, by their number
 
 
 def write_scatter(
-    call: TileCall,
-    sizes: Sizes,
-    compute: Callable[[int, OwnBuffer], object],
-    add: Callable[[int, OwnBuffer], object],
-    paper: tuple[Part, Part] | None = None,
+    call: TileCall, sizes: Sizes, compute: ColumnsStep, add: ColumnsStep, paper: tuple[Part, Part] | None = None
 ) -> None:
     """A call of the second matmul. compute: columns of all products, and the sums over experts of peers' tokens. add:
     columns of the own tokens' sums, with the landed parts of peers. paper: h, by pairs as in `write_gather`, and y."""
-    rank, ranks, returns = call.rank, sizes.ranks, call.queue("returns")
-    peers = [(rank + step) % ranks for step in range(1, ranks)]
+    h, y = paper or (None, None)
+    _send_sums(call, sizes, compute, h)
+    low, _ = sizes.rows(call.rank)
     for cut, columns in enumerate(sizes.cuts):
-        cols, made = slice(*columns), list[Uses]()
+        made = _made(y and y[:, slice(*columns)], "y", low, columns[0])
+        _add_sums(call, sizes, (cut, partial(add, cut)), h, made)
+
+
+def _send_sums(call: TileCall, sizes: Sizes, compute: ColumnsStep, h: Part | None) -> None:
+    """Columns of what peers' tokens get from this rank, each to the owners while the next ones are computed."""
+    rank, ranks, returns = call.rank, sizes.ranks, call.queue("returns")
+    peers, last = [(rank + step) % ranks for step in range(1, ranks)], len(sizes.cuts) - 1
+    for cut, columns in enumerate(sizes.cuts):
+        parts, made = call.part(f"parts{cut}"), list[Uses]()
         for owner in peers:
-            part = call.part("parts")[slice(*sizes.rows(owner)), cols]
-            made += _made(paper and part, f"part.{rank}", sizes.rows(owner)[0], cols.start)
-        call.rank_compute(f"compute{cut}", partial(compute, cut), (Uses(paper[0], "h"),) if paper else (), (*made,))
+            low, high = sizes.rows(owner)
+            made += _made(h and parts[low:high], f"part.{rank}", low, columns[0])
+        call.rank_compute(f"compute{cut}", partial(compute, cut), _made(h, "h"), (*made,))
         call.rank_notify(f"computed{cut}", rank, rank)
         returns.rank_wait(f"computed{cut}", rank)
         for owner in peers:
             low, high = sizes.rows(owner)
-            landing = slice(rank * sizes.shard, rank * sizes.shard + high - low)
-            returns.rank_copy_data(call.part("parts")[low:high, cols], call.part("landed", owner)[landing, cols])
-            returns.rank_notify(f"landed{cut}", rank, owner)
+            begin = rank * sizes.shard
+            returns.rank_copy_data(parts[low:high], call.part(f"landed{cut}", owner)[begin : begin + high - low])
+            if cut >= last - 1:
+                returns.rank_notify("last" if cut == last else "landed", rank, owner)
+
+
+def _add_sums(
+    call: TileCall,
+    sizes: Sizes,
+    step: tuple[int, Callable[[OwnBuffer], object]],
+    h: Part | None,
+    made: tuple[Uses, ...],
+) -> None:
+    """Columns of the own tokens' sums. step: which, and what adds them."""
+    (cut, add), rank, last = step, call.rank, len(sizes.cuts) - 1
+    (low, high), read = sizes.rows(rank), list[Uses]()
+    for source in ((rank + step) % sizes.ranks for step in range(1, sizes.ranks)):
+        if cut in (0, last):
+            call.rank_wait("last" if cut == last else "landed", source)
+        landed = call.part(f"landed{cut}")[source * sizes.shard : source * sizes.shard + high - low]
+        read += [Uses(landed, f"part.{source}", low, sizes.cuts[cut][0])]
+    pairs = sizes.pairs(rank)
+    call.rank_compute(f"add{cut}", add, (*read, *_made(h and h[pairs], "h", pairs.start)), made)
+
+
+def total_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
+    """What peers address in the second matmul of tokens that every rank has: as `scatter_buffers`, and all sums."""
+    (buffers, channels), rows = scatter_buffers(sizes), sizes.shard * sizes.ranks
+    for cut, (low, high) in enumerate(sizes.cuts):
+        buffers[f"sums{cut}"] = SymmetricBuffer(rows, high - low, sizes.dtype)
+        channels |= dict.fromkeys((f"summed{cut}", f"gathered{cut}"), _one_a_rank(sizes.ranks))
+    return buffers, channels
+
+
+def write_total(
+    call: TileCall, sizes: Sizes, steps: tuple[ColumnsStep, ColumnsStep], y: RowsPlace, h: Part | None = None
+) -> None:
+    """A call of the second matmul whose sums all ranks get: scattered, and gathered column by column. steps: compute
+    and add, as of `write_scatter`. y: the sums of all tokens. h: on paper."""
+    (compute, add), rank, ranks, totals = steps, call.rank, sizes.ranks, call.queue("totals")
+    _send_sums(call, sizes, compute, h)
     low, high = sizes.rows(rank)
     for cut, columns in enumerate(sizes.cuts):
-        cols, read = slice(*columns), list[Uses]()
-        for source in peers:
-            call.rank_wait(f"landed{cut}", source)
-            begin = source * sizes.shard
-            landed = call.part("landed")[begin : begin + high - low, cols]
-            read.append(Uses(landed, f"part.{source}", low, cols.start))
-        pairs = sizes.pairs(rank)
-        own = (Uses(paper[0][pairs], "h", pairs.start),) if paper else ()
-        made_of_it = _made(paper and paper[1][:, cols], "y", low, cols.start)
-        call.rank_compute(f"add{cut}", partial(add, cut), (*read, *own), made_of_it)
+        own = call.part(f"sums{cut}")[low:high]
+        _add_sums(call, sizes, (cut, partial(add, cut)), h, _made(h and own, "y", low, columns[0]))
+        call.rank_notify(f"summed{cut}", rank, rank)
+        totals.rank_wait(f"summed{cut}", rank)
+        for peer in ((rank + step) % ranks for step in range(1, ranks)):
+            totals.rank_copy_data(own, call.part(f"sums{cut}", peer)[low:high])
+            totals.rank_notify(f"gathered{cut}", rank, peer)
+    for cut, columns in enumerate(sizes.cuts):
+        for source in ((rank + step) % ranks for step in range(1, ranks)):
+            call.rank_wait(f"gathered{cut}", source)
+        call.rank_copy_data(call.part(f"sums{cut}")[0 : sizes.m], y[:, slice(*columns)])
 
 
 def chain_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
@@ -182,7 +240,7 @@ def _made(part: Part | None, tensor: str, row: int = 0, col: int = 0) -> tuple[U
     return () if part is None else (Uses(part, tensor, row, col),)
 
 
-BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers, "chain": chain_buffers}
+BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers, "total": total_buffers, "chain": chain_buffers}
 
 
 class LayerProgram(NamedTuple):
@@ -201,8 +259,8 @@ class LayerProgram(NamedTuple):
 
 
 def schedule_of(kind: str, sizes: Sizes, width: int) -> Schedule:
-    """The `push` program of a kind: `gather` (all_gather_experts), `scatter` (experts_reduce_scatter) or `chain`
-    (experts_mlp). width: columns of h. Raises InputError for another kind."""
+    """The `push` program of a kind: `gather` (all_gather_experts), `scatter` (experts_reduce_scatter), `total`
+    (experts_all_reduce) or `chain` (experts_mlp). width: columns of h. Raises InputError for another kind."""
     if kind not in WRITERS:
         raise InputError(f"experts' schedule {kind!r}", "there is no such kind", f"Use one of {', '.join(WRITERS)}")
     buffers, channels = BUFFERS[kind](sizes)
@@ -210,11 +268,12 @@ def schedule_of(kind: str, sizes: Sizes, width: int) -> Schedule:
     pairs = sizes.m * sizes.top
     x = CallersMatrix(sizes.m, sizes.columns, "x", is_shard=True)
     y = CallersMatrix(sizes.m, sizes.columns, "y", is_shard=True, is_result=True)
-    h = CallersMatrix(pairs, width, "h", is_result=kind != "scatter")
+    h = CallersMatrix(pairs, width, "h", is_result=kind in ("gather", "chain"))
     slots = CallersMatrix(sizes.m, sizes.words, "slots", is_shard=True)
     callers = {
         "gather": {"x": x, "own_slots": slots, "h": h},
         "scatter": {"h": h, "y": y},
+        "total": {"h": h, "y": replace(y, is_shard=False)},
         "chain": {"x": x, "own_slots": slots, "h": h, "y": y},
     }[kind]
     name = f"experts.{kind}.push"
@@ -240,4 +299,13 @@ def _chain(call: TileCall, sizes: Sizes, x: Any, own_slots: Any, h: Any, y: Any)
     _scatter(call, sizes, h, y)
 
 
-WRITERS: dict[str, Callable[..., None]] = {"gather": _gather, "scatter": _scatter, "chain": _chain}
+def _total(call: TileCall, sizes: Sizes, h: Any, y: Any) -> None:
+    write_total(call, sizes, (_nothing, _nothing), y, h)
+
+
+WRITERS: dict[str, Callable[..., None]] = {
+    "gather": _gather,
+    "scatter": _scatter,
+    "total": _total,
+    "chain": _chain,
+}

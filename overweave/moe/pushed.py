@@ -106,6 +106,12 @@ def _bounds(exchange: Exchange, push: Push) -> dict[str, Any]:
     return exchange.options | {"shard": push.tokens, "sms": push.sms}
 
 
+def _agree(options: dict[str, Any], moved: str) -> None:
+    """Compare a call on all ranks: in words, so that those whose bounds differ are told which."""
+    told = f"{options['told']}: {moved}, at most {options['shard']} of a rank"
+    agreed(options["group_name"], told, lambda group: None)
+
+
 def _landed(
     matrices: tuple[torch.Tensor, torch.Tensor | None], tables: SentTables, counts: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,7 +139,7 @@ def _dispatch(
     **options: Any,
 ) -> tuple[torch.Tensor, ...]:
     check_ids(options["group_name"], topk_ids, experts)
-    agreed(options["group_name"], f"{options['told']}: {described('rows', x)}", lambda group: None)
+    _agree(options, described("rows", x))
     given = Travelling(x, scales, topk_weights, topk_ids)
     targets, beside = given.chosen(experts, options["place"][1])
     routed = route(targets, options["place"][1])  # ranks are routed to as experts are
@@ -150,7 +156,7 @@ def _anchor(x: torch.Tensor) -> torch.Tensor:
 
 def _send(rows: torch.Tensor, chosen: torch.Tensor, starts: torch.Tensor, **options: Any) -> torch.Tensor:
     """Rows as `_dispatch` sent tokens."""
-    agreed(options["group_name"], f"{options['told']}: {described('rows', rows)}", lambda group: None)
+    _agree(options, described("rows", rows))
     received = starts.new_empty(starts.shape[0] + 1)
     tables = SentTables(chosen, starts, chosen, received)
     counts = torch.cat([starts[1:] - starts[:-1], starts.new_zeros(1)])
@@ -172,7 +178,7 @@ def _combine(
     told: str,
     place: list[int],
 ) -> torch.Tensor:
-    agreed(group_name, f"{told}: {described('parts', parts)}", lambda group: None)
+    _agree({"group_name": group_name, "told": told, "shard": shard}, described("parts", parts))
     words = as_words(parts)
     size = SendSizes(max(shard, 1), parts.shape[0], words.shape[1], 0, sms)
     padded = words.view(parts.dtype)

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from overweave.ir.schedule import Goal, InitialContents, Region, Schedule
 from overweave.moe.cases import ExpertsCase
 from overweave.moe.programs import BUFFERS, Sizes, schedule_of
-from overweave.schedules.library_calls import LibraryCalls
+from overweave.schedules.library_calls import CollectiveFunction, LibraryCalls
 from overweave.schedules.records.experts import EXPERTS, OPERATORS, SEQUENTIAL
 
+EXPERTS_KERNEL = "experts"  # all of a rank's matmuls
 KINDS = dict(zip(OPERATORS, BUFFERS, strict=True))  # operator -> kind of its programs
 
 
@@ -36,8 +37,13 @@ class _Sequential:
     """All-gathers, all of a rank's matmuls in one kernel, and a reduce-scatter; without what its kind has not."""
 
     def __init__(self, name: str, kind: str, sizes: Sizes, width: int) -> None:
-        self.kind, self.sizes, self.written = kind, sizes, LibraryCalls(name, sizes.ranks, "experts")
+        self.kind, self.sizes, self.written = kind, sizes, LibraryCalls(name, sizes.ranks, EXPERTS_KERNEL)
         m, columns, top, shard = sizes.m, sizes.columns, sizes.top, sizes.shard
+        # Tokens whose sums a rank gets, and the collective that brings them.
+        self.owned = sizes.rows
+        self.summing: CollectiveFunction = "reduce_scatter"
+        if kind == "total":
+            self.owned, self.summing = lambda rank: (0, m), "all_reduce"
         slots = {"gather": ("ids", "experts", top), "chain": ("own_slots", "slots", 2 * top)}
         # What is gathered: the caller's shard, where it lands, columns.
         self.gathered = ((*slots[kind],), ("x", "tokens", columns)) if kind in slots else ()
@@ -46,10 +52,10 @@ class _Sequential:
             self.written.buffer(own, (shard, cols), "input")
             self.written.buffer(at, (m, cols), "local")
         if kind != "chain":
-            self.written.buffer("h", (m * top, width), "input" if kind == "scatter" else "output")
+            self.written.buffer("h", (m * top, width), "output" if kind == "gather" else "input")
         if kind != "gather":
             self.written.buffer("sums", (m, columns), "local")
-            self.written.buffer("y", (shard, columns), "output")
+            self.written.buffer("y", (m if kind == "total" else shard, columns), "output")
 
     def schedule(self) -> Schedule:
         for rank in range(self.sizes.ranks):
@@ -63,13 +69,14 @@ class _Sequential:
         own = (0, high - low)
         for name, at, _ in self.gathered:
             written.give(written.region(name, rank, own), self.tensors[at], low)
-        if self.kind == "scatter":
+        if self.kind in ("scatter", "total"):
             written.give(written.region("h", rank), "h")
         if self.kind == "gather":
             written.want(written.region("h", rank), "h")
         else:
             terms = tuple((each, each + 1) for each in range(self.sizes.ranks))
-            written.want(written.region("y", rank, own), "y", low, terms)
+            low, high = self.owned(rank)
+            written.want(written.region("y", rank, (0, high - low)), "y", low, terms)
 
     def _write(self, rank: int) -> None:
         (low, high), written = self.sizes.rows(rank), self.written
@@ -84,8 +91,10 @@ class _Sequential:
             written.apply(rank, needs, (Goal(written.region("h", rank), "h", 0, 0),))
             return
         written.apply(rank, needs, (Goal(written.region("sums", rank), "y", 0, 0, ((rank, rank + 1),)),))
+        low, high = self.owned(rank)
         y = (written.region("y", rank, (0, high - low)),)
-        written.collective(rank, ("reduce_scatter", "sums"), (self._shards("sums", rank), y))
+        sums = (written.region("sums", rank),) if self.kind == "total" else self._shards("sums", rank)
+        written.collective(rank, (self.summing, "sums"), (sums, y))
 
     def _shards(self, buffer: str, rank: int) -> tuple[Region, ...]:
         return tuple(self.written.region(buffer, rank, self.sizes.rows(each)) for each in range(self.sizes.ranks))

@@ -18,7 +18,14 @@ from overweave.ir.shards import shard_rows
 from overweave.memory.group import GroupLike
 from overweave.moe.fp8 import FP8
 from overweave.moe.glu import Glu, gated
-from overweave.moe.overlapped import ExpertWeights, check_layer, choose, glu_word, obstacle, pushing_is_quicker
+from overweave.moe.overlapped import (
+    ExpertWeights,
+    check_layer,
+    choose,
+    glu_word,
+    obstacle,
+    pushing_is_quicker,
+)
 from overweave.moe.pairs import (
     RoutedTokens,
     TokensExperts,
@@ -31,6 +38,7 @@ from overweave.moe.pairs import (
     with_bias,
 )
 from overweave.moe.routing import as_ids
+from overweave.moe.whole_experts import check_whole
 from overweave.ops.dispatch.collectives import (
     Exchange,
     all_gather_rows,
@@ -40,7 +48,7 @@ from overweave.ops.dispatch.collectives import (
     replicated,
 )
 from overweave.ops.dispatch.route import GroupRank, place_of, refusing
-from overweave.schedules.records.experts import PUSH
+from overweave.schedules.records.experts import NOT_MEASURED, PUSH
 
 
 def all_gather_experts(
@@ -187,6 +195,8 @@ def experts_mlp(
         is_quicker = not differentiated and _is_quicker(place, x_shard, tokens, x_shard.shape[1])
         chosen = choose(name, plan, _reason(x_shard, down.transpose(1, 2)), is_quicker)
         exchange = exchange_in(group, _told(name, topk_ids, up, tensors, glu, first is not None))
+    if first is not None:
+        check_whole(exchange, topk_ids, first, up.shape[0])
     is_pushed = chosen == PUSH and place.world_size > 1
     if is_pushed and differentiated and first is None:
         h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
@@ -218,25 +228,33 @@ def experts_all_reduce(
     *,
     bias: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
+    plan: str | None = None,
 ) -> torch.Tensor:
     """y = all tokens of the sum over ranks, alike on every rank.
 
     Plain torch:  all_reduce(experts_sum(h, topk_ids, topk_weights, w)), then the biases
 
     As `experts_reduce_scatter`, of tokens that every rank has: topk_ids `[t, top]`, or what came with h, and
-    topk_weights `[t, top]`, alike on every rank. Returns `[t, n]`.
+    topk_weights `[t, top]`, alike on every rank. Returns `[t, n]`. plan: `sequential`, or `push`: each rank owns tokens
+    as torch.chunk deals them; columns of their sums travel to it while others are computed, are added in fp32 in the
+    order of ranks, and go to all ranks, which get the same bits. None: the first.
 
-    Gradients: of h, w, bias and topk_weights, the last summed over ranks. Raises as `all_gather_experts`.
+    Gradients: of h, w, bias and topk_weights, the last summed over ranks; with `push`, too, they need nothing else
+    that travels. Raises as `all_gather_experts`.
     """
     name = "experts_all_reduce"
     with refusing(group):
-        place_of(group)
+        place = place_of(group)
         ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
         check_second(name, h, ids, topk_weights, (w, bias, scale_w))
+        chosen = choose(name, plan, _reason(h, w), name not in NOT_MEASURED)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights}))
         routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(ids, w.shape[0])
     weights = None if topk_weights is None else replicated(exchange, topk_weights.float())
-    y = all_reduce_rows(exchange, added(h, routed, weights, (w, None, scale_w)))
+    if chosen == PUSH and place.world_size > 1:
+        y = torch.ops.overweave.total_experts(h, routed.topk_ids, weights, w, **exchange.options)
+    else:
+        y = all_reduce_rows(exchange, added(h, routed, weights, (w, None, scale_w)))
     return y if bias is None else with_bias(y, (ids, topk_weights), bias)
 
 

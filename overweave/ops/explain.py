@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
@@ -13,7 +15,7 @@ from overweave.ops.call.operands import TAKEN, name_of
 from overweave.schedules.catalog.catalog import check_problem
 from overweave.tuner.model.choose import Choice, explain_choice
 from overweave.tuner.space.shapes import DTYPES, as_benchmarked, with_epilogue
-from overweave.tuner.space.target import Target, target_of
+from overweave.tuner.space.target import Target, over_hosts, target_of
 
 
 def explain(
@@ -41,13 +43,14 @@ def explain(
     Raises InputError for an unknown operator, dtype or device, sizes that are none, and what the operator has not.
     """
     problem = problem_to_choose_for("explain", operator, (m, n, k), (world_size, dtype, after))
-    return explain_choice(problem, target_for(device_of("explain", device)))
+    target = target_for(device_of("explain", device), world_size)
+    return explain_choice(replace(problem, islands=target.islands or UNSET), target)
 
 
-def target_for(device: torch.device) -> Target:
-    """What runs there; without a GPU at hand, a GPU is an H200."""
+def target_for(device: torch.device, world_size: int) -> Target:
+    """What runs there; without a GPU at hand, a GPU is an H200. More ranks than a host has GPUs lie on several."""
     is_at_hand = device.type == "cpu" or torch.cuda.is_available()
-    return target_of(device) if is_at_hand else Target(device.type)
+    return over_hosts(target_of(device) if is_at_hand else Target(device.type), world_size)
 
 
 def problem_to_choose_for(

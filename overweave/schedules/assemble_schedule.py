@@ -54,10 +54,12 @@ def queues(given: Iterable[Queue], operations: Iterable[Operation]) -> tuple[Que
     )
 
 
-def credits(world_size: int, buffers: Iterable[Buffer], pads: Iterable[SignalPad]) -> tuple[Credit, ...]:
-    """Between every two ranks, if peers touch the workspace at all."""
+def credits(
+    world_size: int, buffers: Iterable[Buffer], pads: Iterable[SignalPad], only: Sequence[int] = ()
+) -> tuple[Credit, ...]:
+    """Between every two ranks, or every two of some, if peers touch the workspace at all."""
     is_shared = any(True for _ in pads) or any(buffer.home == "symmetric" for buffer in buffers)
-    ranks = range(world_size) if is_shared else ()
+    ranks = only or range(world_size) if is_shared else ()
     return tuple(Credit(giver, taker) for giver in ranks for taker in ranks if giver != taker)
 
 

@@ -131,6 +131,7 @@ class Split(Struct, frozen=True, kw_only=True):
     alignment: pieces begin at multiples of so many rows of their shard, so that tiles need not be cut.
     mover: the engine that runs Puts. A kernel has one queue in either order, and moves `tile_rows` rows at a time.
     is_one_wave: whether all tiles of a rank are computed at once, so that no chunk is there long before the others.
+    only: the ranks whose operations are written; (): all. Nothing but collectives may join them to others.
     """
 
     rows: int
@@ -142,6 +143,12 @@ class Split(Struct, frozen=True, kw_only=True):
     mover: Mover = "copy_engine"
     tile_rows: int = 1
     is_one_wave: bool = False
+    only: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Return the ranks whose operations are written."""
+        return self.only or range(self.world_size)
 
     @property
     def shard_size(self) -> int:
@@ -321,6 +328,8 @@ def stored_at_peers(made: Communication) -> Communication:
     less, than some tiles write, or of what others wait for.
     """
     named = {step.name for step in made.steps if isinstance(step, Put) and step.queue == TILES}
+    if not named:
+        return made
     behind_tiles = {queue.name for queue in made.queues if TILES in queue.after}
     callers = {buffer.name for buffer in made.buffers if buffer.home == OUTPUT}
     reads: dict[tuple[str, int], list[_Read]] = {}

@@ -8,7 +8,7 @@ SOURCE: the wave model of FlashOverlap, section 4; decomposition loss as in FiCC
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import inf, prod, sqrt
@@ -17,10 +17,12 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.hardware.machine import Machine, TileRate
+from overweave.ir.blocks import regions_by_member
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, indexed_name
 from overweave.ir.schedule import OUTPUT, Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
+from overweave.sim.nccl import CrossingCall, SentBytes, collective_us, crossing_of, exchange_of, islands_of, sms_of
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
@@ -265,15 +267,43 @@ class Costs:
         alone_us = max(by_engine_us, machine.routes.time_us(source, target, moved))
         return alone_us if is_whole else alone_us * links.strided.factor
 
-    def collective_us(self, parts: list[Collective]) -> float:
-        """Return the time of one NCCL collective over the ranks of its parts, once all have arrived."""
+    def collective_us(self, part: Collective) -> float:
+        """Return the time of the NCCL collective that a part belongs to, once all have arrived."""
+        total = self._collective_bytes(part)
+        alone_us = collective_us(self._machine, part.function, part.ranks, total) if total else 0.0
+        return max(0.0, alone_us - self._machine.latency.call.us)
+
+    def crossing(self, parts: Sequence[Collective]) -> CrossingCall | None:
+        """Return how NCCL runs a collective over several islands, of which these parts are known; None inside one, and
+        if it moves nothing."""
         first, machine = parts[0], self._machine
-        total = self._bytes(first, first.destinations if first.function == "all_gather" else first.sources)
-        if not total:
-            return 0.0
-        # A rank sends as many bytes in an all-to-all as in an all-gather of the same total: so that rate is taken.
-        function = "all_gather" if first.function == "all_to_all" else first.function
-        return max(0.0, machine.collective_us(function, len(parts), total) - machine.latency.call.us)
+        if first.function != "all_to_all":
+            total = self._collective_bytes(first)
+            return crossing_of(machine, first.function, first.ranks, total) if total else None
+        sent = tuple(map(self._sent, parts))
+        moves = any(each.inside_bytes or each.between_bytes for each in sent)
+        is_apart = len(islands_of(machine, first.ranks)) > 1
+        return exchange_of(machine, first.ranks, sent) if moves and is_apart else None
+
+    def _sent(self, part: Collective) -> SentBytes:
+        """Return what a rank sends in an all-to-all."""
+        island_of, inside, peers = self._machine.routes.island_of, 0.0, dict[int, int]()
+        for member, regions in zip(part.ranks, regions_by_member(part.sources, True, len(part.ranks)), strict=False):
+            size_bytes = self._bytes(part, regions)
+            if island_of[member] != island_of[part.rank]:
+                peers |= {member: size_bytes} if size_bytes else {}
+            elif member != part.rank:
+                inside += size_bytes
+        return SentBytes(part.rank, inside, sum(peers.values()), tuple(peers))
+
+    def collective_sms(self, part: Collective) -> int:
+        """Return the SMs that a rank's part holds: NCCL's channels, as many as the plan allows."""
+        sms = sms_of(self._machine, part.ranks)
+        return min(sms, self._realization.library_sms or self._machine.processor.sms)
+
+    def _collective_bytes(self, part: Collective) -> int:
+        """Return the total bytes of a collective, as of a CollectiveCurve."""
+        return self._bytes(part, part.destinations if part.function == "all_gather" else part.sources)
 
     def _pull_gb_per_s(self, operation: Operation, regions: Iterable[Region], sms: int) -> float:
         """Return GB/s at which a kernel on so many SMs reads regions of peers."""

@@ -11,11 +11,12 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.plan import KERNELS, PACKED_KERNEL, Engine, Plan
+from overweave.ir.plan import AUTHOR_KERNEL, KERNELS, PACKED_KERNEL, Engine, Plan
 from overweave.ir.schedule import Operation, Reduce
 from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 from overweave.ir.timeline.operations import kind_of
 from overweave.ir.timeline.timeline import SpanKind
+from overweave.sim.events import SignalKey
 
 _KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width")
 
@@ -64,6 +65,21 @@ class KernelLaunch(Struct, frozen=True):
 
 def tiles_of(rows: int, cols: int, block_m: int, block_n: int) -> int:
     return -(-rows // block_m) * -(-cols // block_n)
+
+
+def told_within(plan: Plan, steps: Sequence[LaunchStep]) -> frozenset[SignalKey]:
+    """Return the signals that streams of a rank tell each other, of a program of authors' kernels: events there, which
+    cost nothing (runtime/gpu/handwritten.py)."""
+    if all(each.engine != AUTHOR_KERNEL for each in plan.realization.engines):
+        return frozenset()
+    told, of_tiles = set[SignalKey](), set[SignalKey]()
+    for step in steps:
+        rank = step.operation.rank
+        if step.engine in KERNELS:
+            of_tiles |= {(rank, wait.pad, at) for wait in step.operation.all_waits for at in range(*wait.signals)}
+        else:
+            told |= {(rank, each.pad, each.signal) for each in step.operation.notifies if each.rank == rank}
+    return frozenset(told - of_tiles)
 
 
 def launch_steps(plan: Plan) -> tuple[LaunchStep, ...]:

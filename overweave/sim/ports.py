@@ -25,11 +25,13 @@ SharedLink = tuple[Endpoint, Endpoint]  # a link in one direction, or a port: ou
 
 class _Path(NamedTuple):
     """The route of a copy between two ranks. shared: their ports and its links. capacities: link -> how many copies it
-    carries at the full speed of one copy on this route.
+    carries at the full speed of one copy on this route. ports: of the ranks, out and into; () between islands, where a
+    library's messages pass NICs.
     """
 
     shared: tuple[SharedLink, ...]
     capacities: tuple[tuple[Hop, float], ...]
+    ports: tuple[SharedLink, ...]
 
 
 class _Flow:
@@ -73,7 +75,7 @@ class Ports:
         flow = _Flow(segment, self._path(segment.source, segment.target), on_end, self._clock.now)
         for link in flow.shared:
             self._flows.setdefault(link, {})[flow] = None
-        for rank in (segment.source, segment.target):
+        for rank in (segment.source, segment.target) if flow.path.ports else ():
             self._of_rank.setdefault(rank, {})[flow] = None
         self._touch(flow)
 
@@ -97,7 +99,9 @@ class Ports:
             hops, peaks_gb_per_s = self._routes.between(source, target), self._routes.peaks_gb_per_s
             alone_gb_per_s = min(self._alone_gb_per_s, self._routes.alone_gb_per_s(source, target))
             capacities = tuple((hop, peaks_gb_per_s[hop] / alone_gb_per_s) for hop in hops)
-            self._paths[pair] = _Path(((source, "out"), ("into", target), *hops), capacities)
+            is_inside = self._routes.island_of[source] == self._routes.island_of[target]
+            ports: tuple[SharedLink, ...] = ((source, "out"), ("into", target)) if is_inside else ()
+            self._paths[pair] = _Path((*ports, *hops), capacities, ports)
         return self._paths[pair]
 
     def _touch(self, flow: _Flow) -> None:
@@ -123,9 +127,8 @@ class Ports:
 
     def _speed(self, flow: _Flow) -> float:
         """Return a flow's speed: the least of its shares of its ports and links."""
-        flows, shared = self._flows, flow.shared
-        leaving, coming = len(flows[shared[0]]), len(flows[shared[1]])
-        sharers = leaving if leaving > coming else coming
+        flows, ports = self._flows, flow.path.ports
+        sharers = max(len(flows[ports[0]]), len(flows[ports[1]])) if ports else 1
         speed = 1.0 if sharers == 1 else min(1.0, self._shared_peak_ratio / sharers)
         for hop, capacity in flow.path.capacities:
             sharers = len(flows[hop])
@@ -163,7 +166,7 @@ class Ports:
             return
         for link in flow.shared:
             del self._flows[link][flow]
-        for rank in (flow.segment.source, flow.segment.target):
+        for rank in (flow.segment.source, flow.segment.target) if flow.path.ports else ():
             del self._of_rank[rank][flow]
         self._touch(flow)
         flow.on_end()

@@ -11,17 +11,18 @@ from math import inf
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
-from overweave.ir.exchange import NO_REACH, addresses_peers
+from overweave.ir.exchange import NO_REACH, addresses_peers, crossing_operation
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, TILE_KERNEL, Plan
 from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Operation, Put, Reduce, Schedule
 from overweave.ir.timeline.operations import arrows
 from overweave.ir.timeline.timeline import BEGIN, WAIT, SpanKind, Timeline, TimelineSpan, make_timeline
+from overweave.sim.collectives import Collectives
 from overweave.sim.cost import AuthorTile, Costs, KernelCost, Segment, moves_between_ranks
 from overweave.sim.events import EventQueue, Gate, SignalCounters, SignalKey
-from overweave.sim.order import KernelLaunch, LaunchStep, kernel_launches, launch_steps, tile_counts
+from overweave.sim.order import KernelLaunch, LaunchStep, kernel_launches, launch_steps, tile_counts, told_within
 from overweave.sim.ports import Ports, busiest_link, links_bound_us
-from overweave.sim.processor import Batch, Collectives, RunningKernel, StreamingMultiprocessors, TileRun
+from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 
 
 def simulate(
@@ -34,7 +35,7 @@ def simulate(
     peers, ScheduleError if the plan cannot be run to its end: a queue without an engine, a kernel without a config, or
     operations that wait for ever.
     """
-    _check_machine(plan, machine)
+    check_machine(plan, machine)
     return _timeline(_Run(plan, machine, with_tiles, author_tile_us), with_arrows=True)
 
 
@@ -43,7 +44,7 @@ def total_us(plan: Plan, machine: Machine, author_tile_us: AuthorTile | None = N
 
     Infinite, without a simulation, if bytes alone keep a link busy for longer than `limit_us`. Raises as `simulate`.
     """
-    _check_machine(plan, machine)
+    check_machine(plan, machine)
     busiest = busiest_link(plan, machine)
     if busiest[0] > limit_us:
         return inf
@@ -62,15 +63,17 @@ def _timeline(run: _Run, with_arrows: bool) -> Timeline:
         run.release_references()
 
 
-def _check_machine(plan: Plan, machine: Machine) -> None:
-    """Raise InputError if the machine has too few GPUs, or lacks the peer access that the plan needs."""
+def check_machine(plan: Plan, machine: Machine) -> None:
+    """Raise InputError if the machine has too few GPUs, or lacks the peer access that the plan needs: between its GPUs,
+    or between its hosts, which none has."""
     if plan.schedule.world_size > machine.gpus:
         found = f"{plan.schedule.world_size} ranks on {machine.gpus} GPUs"
         raise InputError(f"simulate {plan.name}", found, "Choose a machine with more GPUs or a smaller world size")
+    cure = "Take a plan whose rows the library moves, such as sequential, or another machine"
     if not machine.peer_access and addresses_peers(plan.schedule):
-        found = f"the GPUs of {machine.name} {NO_REACH}"
-        cure = "Take a plan whose rows the library moves, such as sequential, or another machine"
-        raise InputError(f"simulate {plan.name}", found, cure)
+        raise InputError(f"simulate {plan.name}", f"the GPUs of {machine.name} {NO_REACH}", cure)
+    if across := crossing_operation(plan.schedule, machine.islands):
+        raise InputError(f"simulate {plan.name}", f"hosts of {machine.name} {NO_REACH}: {across}", cure)
 
 
 class _Node:
@@ -127,9 +130,8 @@ class _Run:
         beside = machine.sharing.library_matmul.factor
         self._processors = [StreamingMultiprocessors(self._clock, machine.processor.sms, beside) for _ in range(ranks)]
         self._ports = Ports(self._clock, machine, self._on_load_change)
-        self._collectives = Collectives(
-            self._clock, machine, self._processors, self._costs, plan.realization.library_sms
-        )
+        there = {each.rank: self._processors[each.rank] for each in plan.schedule.operations}
+        self._collectives = Collectives(self._clock, there, self._costs, self._ports)
         self._side_queues = queues_beside(plan)
         # An operation with a time of its own has all SMs: its kernel's tiles follow one another.
         self._tile_programs = 1 if callable(author_tile_us) else max(1, machine.processor.sms - plan.sms_beside)
@@ -137,6 +139,10 @@ class _Run:
         pushes = {one.queue for one in plan.realization.engines if one.engine == COPY_KERNEL}
         self._follows_pushes = not pushes.isdisjoint(self._side_queues) and not plan.sms_for_pushes
         steps = launch_steps(plan)
+        self._told_within = told_within(plan, steps)
+        # Streams on which an author's kernels run: a kernel waits there, for all signals that are asked for together.
+        authors = {one.queue for one in plan.realization.engines if one.engine == AUTHOR_KERNEL}
+        self._authors = {name for queue in plan.schedule.queues if queue.name in authors for name in queue.after}
         self._nodes = [_Node(self, step) for step in steps]
         self._of_rank: list[list[_Node]] = [[] for _ in range(ranks)]
         for node in self._nodes:
@@ -292,12 +298,18 @@ class _Run:
         if node.step.is_packed:
             self._run_packed(node)
             return
-        # A stream waits for one signal after the other.
-        signals = sum(wait.signals[1] - wait.signals[0] for wait in node.step.operation.waits)
-        latency = self._machine.latency.stream_wait.us * signals
+        latency = self._waited_us(node.step.operation)
         if isinstance(node.step.operation, Copy):
             latency += node.step.operation.delay_us
         self._clock.after(latency, partial(self._perform, node))
+
+    def _waited_us(self, operation: Operation) -> float:
+        """Return what a stream takes to see signals that are there: one after the other, by a kernel all of them."""
+        keys = [(operation.rank, wait.pad, at) for wait in operation.waits for at in range(*wait.signals)]
+        awaited, latency = len(keys) - sum(key in self._told_within for key in keys), self._machine.latency
+        if operation.queue in self._authors:
+            return latency.kernel.us + latency.observe.us if awaited else 0.0
+        return latency.stream_wait.us * awaited
 
     def _open_tiles(self, node: _Node) -> None:
         for run in node.runs:
@@ -386,9 +398,10 @@ class _Run:
         """End an operation. A stream continues once its flags are written, a kernel at once."""
         operation, delay = node.step.operation, 0.0
         for notify in operation.notifies:
-            delay = delay + signal_us if node.step.engine == COPY_ENGINE else signal_us
+            key = notify.rank, notify.pad, notify.signal
+            if key not in self._told_within:
+                delay = delay + signal_us if node.step.engine == COPY_ENGINE else signal_us
             if notifies:
-                key = notify.rank, notify.pad, notify.signal
                 self._clock.after(delay, partial(self._signals.add, key, operation.instances))
         self._clock.after(0.0 if node.step.engine in KERNELS else delay, partial(self._complete, node))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from overweave.attention import choice
+from overweave.attention.cases import AttentionCase
 from overweave.attention.choice import quickest
 from overweave.attention.predicted import predicted
 from overweave.hardware.machine import Machine, load
@@ -28,7 +29,7 @@ def test_gpus_get_what_is_predicted(monkeypatch: pytest.MonkeyPatch):
     on(load("h200x2"), monkeypatch)
     assert quickest(PLACE, GPU, SIZES, ZIGZAG) == PER_SHARD
     assert quickest(PLACE, GPU, (1, 32, 32, 131072, 128), ZIGZAG) == SEQUENTIAL  # there is little to hide
-    case = choice.AttentionCase("", 16384, 32, 128, 32, is_trained=True)
+    case = AttentionCase("", 16384, 32, 128, 32, is_trained=True)
     assert quickest(PLACE, GPU, SIZES, (*ZIGZAG[:3], True)) == predicted(case, 2, load("h200x2")).choice
 
 

@@ -88,6 +88,24 @@ def test_torch_is_loaded_before_memory_is_limited_for_a_file(command: ModuleType
     assert done == ["load for experts_mlp.sequential", "limit", "h200x4.json"]
 
 
+def test_the_plan_of_a_layer_is_explained():
+    """What a call takes, by the rule that calls ask, and what each plan is predicted to take."""
+    many = called("explain", "experts_mlp", *SHAPE, "--machine=h200x4", "-o", "experts=32")
+    assert "experts_mlp.push runs, because a rank's tokens are" in many
+    assert "-> push" in many
+    report = json.loads(called("simulate", "experts_mlp.push", *SHAPE, "-o", "experts=32", "--json"))
+    assert f"push        predicted {report['total_us']:.1f} us" in many
+    for words, why in (
+        (["experts_mlp", "--shape", "64,1536,2048", "--machine=h200x4"], "tokens of a rank are 65536 bytes"),
+        (["experts_mlp", *SHAPE, "--device=cpu"], "there are no GPUs"),
+        (["experts_all_reduce", *SHAPE, "--machine=h200x4"], "nobody has measured its other plans"),
+        (["all_gather_experts", *SHAPE, "--machine=rtx4090x4"], "GPUs do not reach each other's memory"),
+    ):
+        shown = called("explain", *words)
+        assert f"{words[0]}.sequential runs, because {why}" in shown
+        assert "-> sequential" in shown
+
+
 @pytest.mark.slow
 def test_layers_are_predicted_without_ranks(tmp_path: Path):
     file = tmp_path / "it.json"
@@ -124,8 +142,17 @@ def test_layers_are_timed_on_own_ranks(tmp_path: Path):
         (["simulate", "experts_mlp.sequential", *SHAPE, "-o", "m=4"], "--shape beside -o m="),
         (["simulate", "experts_mlp.sequential", *SHAPE, "--tile-us", "4"], "Leave --tile-us out"),
         (["simulate", "experts_mlp.sequential", *SHAPE, "-w", "7"], "1536 of an expert over 7 ranks"),
+        (["explain", "experts_mlp.push", *SHAPE], "Name the operator alone"),
+        (["explain", "experts_mlp", *SHAPE, "--dtype=fp8"], "predicted in bf16"),
+        (["explain", "experts_mlp", *SHAPE, "--norm"], "end as they are"),
+        (["explain", "experts_mlp", *SHAPE, "-o", "topk=9"], "top 9 of 8 experts"),
+        (["explain", "experts_mlp", *SHAPE, "-o", "m=9"], "--shape beside -o m="),
+        (["explain", "experts_mlp", *SHAPE, "-w", "7"], "1536 of an expert over 7 ranks"),
+        (["explain", "experts_mlp", *SHAPE, "--device=cpu", "--machine=h200x4"], "Leave one of the two out"),
+        (["explain", "all_gather_matmul", *SHAPE, "-o", "topk=9"], "only experts have options"),
         (["bench", "experts", "--device=cpu", "--plan", "ring"], "no such plan"),
-        (["bench", "experts", "--device=cpu", "--dtype=fp8"], "Name another dtype"),
+        (["simulate", "experts_mlp.foo"], "nearest first: experts_mlp."),
+        (["simulate", "experts_mlp.foo", *SHAPE, "-o", "m=4"], "there is none of this name"),
         (["bench", "experts", "--device=cpu", "--shapes", "mlp"], "one of the sets: moe, tiny"),
         (["bench", "experts", "--device=cpu", "-w", "5"], "over 5 ranks"),
         (["bench", "experts", "--simulate=h200x4", "-w", "16"], "16 ranks"),

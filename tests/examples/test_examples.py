@@ -25,6 +25,8 @@ RUN_BELOW = (
     "09_uneven_blocks.py",
     "10_experts.py",
     "11_long_sequences.py",
+    "12_placements.py",
+    "13_loop_nests.py",
     "generate.py",
     "train_llama.py",
 )
@@ -132,6 +134,22 @@ def test_long_sequences():
     told = re.findall(r"by (\de[+-]\d+)", printed_by("11_long_sequences.py"))
     assert len(told) == 8
     assert all(float(off) < 1e-4 for off in told)
+
+
+@pytest.mark.slow
+def test_placements(capsys: pytest.CaptureFixture[str]):
+    example("12_placements.py")["main"]()
+    printed = capsys.readouterr().out
+    assert printed.count("step by step") == 9
+    assert printed.count(" us as all_gather_matmul plan=") == 3
+
+
+@pytest.mark.slow
+def test_loop_nests(capsys: pytest.CaptureFixture[str]):
+    example("13_loop_nests.py")["main"]()
+    printed = capsys.readouterr().out
+    assert printed.count("proven") == 2
+    assert "refused: word 9, shift" in printed
 
 
 @pytest.mark.nightly

@@ -171,9 +171,9 @@ def test_pairs_of_a_larger_machine_are_joined_as_the_first_ones():
     assert not eight.routes.are_alike(8)
 
 
-def test_every_card_is_found_as_itself():
+def test_every_card_is_found_as_itself_on_one_host():
     for machine in map(load, names()):
-        if machine.card is not None:
+        if machine.card is not None and not machine.topology.has_hosts:
             gpu = Gpu(machine.card.names[0], machine.card.capability, machine.processor.sms, machine.card.memory_gib)
             assert find(replace(gpu, joined=machine.card.joined)).machine == machine.name
 

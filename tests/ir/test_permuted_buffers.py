@@ -65,6 +65,12 @@ def test_blocks_begin_where_tops_say():
         assert "ascending rows" in str(permutation_obstacle(Blocks(4, 3, (1, 0), tops=tops), (6, 3))), tops
 
 
+def test_billions_of_blocks_are_counted_and_not_listed():
+    """As a file may name them: memory is limited only where a file is read."""
+    obstacle = permutation_obstacle(Blocks(1, 2, (0, 1)), (2**31 - 1, 2))
+    assert str(obstacle).startswith("names 2 places for 2147483647 blocks")
+
+
 def test_a_call_that_has_the_first_rows_of_a_block_moves_its_whole_cell():
     blocks, part = Blocks(4, 3, (1, 0)), (((0, 3), (0, 3)),)
     assert memory_image(blocks, (8, 3), part).span == (12, 21)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from campaigns.choices.joined_machines import scattered_pairs
 from overweave.hardware.machine import load
 from overweave.ir.schedule import Collective, Compute, Get, Put, Reduce
 from overweave.ir.verify.plan import verify_schedule
@@ -14,7 +15,6 @@ from overweave.lower import Attention, Matmul, Mesh, placements
 from overweave.sim.simulate import total_us
 from tests.lower.cases import ATTENTION, ATTENTION_TWO, ONE, PATHS, TWO, Pair, cases
 from tests.lower.emulated import attention_faults, matmul_faults
-from tests.lower.machines import scattered_pairs
 from tests.ranks import run_ranks
 
 OP, SEQUENCE = Matmul(24, 24, 24, "float32"), Attention(4, 8, 24, 2, "float32")

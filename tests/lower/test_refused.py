@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from campaigns.choices.joined_machines import joined_by, mesh
 from overweave.errors import InputError, MachineFileError
 from overweave.lower import Attention, Matmul, Mesh, Nest, buffer, loop, loops, parallelize, placements, shard, shift
 from overweave.lower.layouts import mesh_of, placements_of
-from tests.lower.machines import joined_by, mesh
 
 ALONE = joined_by("levels", [(0, 1), (1, 2)], 4)
 OP, SEQUENCE = Matmul(24, 24, 24, "float32"), Attention(2, 4, 24, 2)
@@ -31,10 +31,6 @@ PLACED: dict[str, tuple[dict[str, Any], str]] = {
     "path": ({"path": "magic"}, r"path='magic': unknown. Use one of direct, template, synth"),
     "size": ({"op": Matmul(24, 0, 24)}, r"Matmul with n=0: no such size"),
     "slices": ({"op": Matmul(24, 24, 24, slices=(2, 0))}, r"slices=\(2, 0\): not two numbers"),
-    "gathered slices": (
-        {"op": Matmul(24, 24, 24, slices=(2, 1)), "inputs": {"x": "S0", "w": "R"}},
-        r"slices=\(2, 1\): the result takes an all_gather",
-    ),
     "nothing to multiply": (
         {"op": Matmul(24, 24, 1), "inputs": {"x": "S1", "w": "S0"}, "outputs": "P"},
         r"k=1 on 2 ranks: rank 1 has nothing",
@@ -76,7 +72,7 @@ NESTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "no word": (("loop",), r"word 0, str\(\): no word of a nest"),
     "no neighbour": (
         (shard("w", k=0), parallelize("n", 0), loop("k", 2), shift("k", 0), buffer("x"), buffer("w"), shard("x", k=1)),
-        r"buffer\('\w'\) in the loop of k: no neighbour of rank",
+        r"buffer\('\w'\) in a loop: no neighbour of rank",
     ),
 }
 

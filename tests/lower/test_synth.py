@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from campaigns.choices.joined_machines import joined_by, mesh, ring, scattered_pairs, tree
 from overweave.errors import InputError, MachineFileError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.problem import Problem
@@ -24,7 +25,6 @@ from overweave.schedules.records.record import MethodRequest
 from overweave.tuner.space.space import candidates, full_options, reason_unsupported
 from overweave.tuner.space.target import target_named
 from tests.clock import slowness
-from tests.lower.machines import joined_by, mesh, ring, scattered_pairs, tree
 
 MIB = 1 << 20
 MACHINES = [mesh(), ring(), ring(is_broken=True), mesh(without=(0, 5)), tree(8), scattered_pairs(), load("h100_nvlx8")]

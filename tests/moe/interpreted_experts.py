@@ -14,6 +14,7 @@ from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 
+from campaigns.exact import interpreted_moe  # noqa: E402
 from overweave import moe  # noqa: E402
 from overweave.ir.plan import MatmulConfig  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
@@ -91,19 +92,8 @@ def call_of(form: Form) -> Grouped:
 
 def computed(call: Grouped) -> torch.Tensor:
     """What the kernels make of a call, in an output that held UNTOUCHED."""
-    experts, _, n = call.w.shape
-    out = torch.full((call.pairs, n), UNTOUCHED, dtype=call.out_dtype)
-    config = MatmulConfig(block_m=16, block_n=32, block_k=64 // call.x.element_size() // 2, group_m=2, stages=2)
-    form = ExpertsForm(call.pairs, config, call.epilogue)
-    table = torch.full((table_rows(call.pairs, experts, n, config), COLUMNS), -9, dtype=torch.int32)
-    scale_x = call.scale_x if call.rows is None or call.scale_x is None else call.scale_x[call.rows.long()]
-    tensors = ExpertTensors(
-        *(call.x, call.w, call.offs, out, table, torch.full((2,), -9, dtype=torch.int32), call.bias, call.gate),
-        *(call.rows, call.into, call.row_weights, scale_x, call.scale_w),
-    )
-    for made in (fill_call(form, tensors), experts_call(form, tensors, CPU)):
-        programs = made.programs if made.kernel is fill_call(form, tensors).kernel else PROGRAMS
-        made.kernel[(programs,)](*made.arguments)
+    out = torch.full((call.pairs, call.w.shape[2]), UNTOUCHED, dtype=call.out_dtype)
+    interpreted_moe.run(out, call)
     return out
 
 

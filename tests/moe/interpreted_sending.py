@@ -1,4 +1,4 @@
-"""The kernels that push tokens, interpreted on CPU ranks: the exactness campaign, cut short; and that it would notice.
+"""Kernels of layers of experts, interpreted on CPU ranks: the exactness campaign, cut short; and that it would notice.
 
 Run by test_interpreted_experts.py in a process of its own, in which Triton interprets (TRITON_INTERPRET=1).
 """
@@ -16,7 +16,7 @@ interpreter.repair()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from campaigns.exact import moe_exactness  # noqa: E402
+from campaigns.exact import interpreted_moe, moe_exactness  # noqa: E402
 from overweave import moe  # noqa: E402
 from overweave.errors import PeerTimeout  # noqa: E402
 from overweave.moe import sending  # noqa: E402
@@ -32,6 +32,22 @@ PUSH = "expert parallel, push"
 @pytest.mark.parametrize(("ranks", "count"), [(2, 4), (3, 2)])
 def test_random_layers(ranks: int, count: int):
     assert run_ranks(moe_exactness.tried, ranks, PUSH, count, ranks, timeout_s=200) == [[]] * ranks
+
+
+@pytest.mark.parametrize("part", ["layer, push", "all-reduce, push"])
+def test_whole_layers_by_their_kernels(part: str):
+    """Routing, matmuls whose tiles stand as shards come, and sums over slots."""
+    assert run_ranks(moe_exactness.tried, 2, part, 1, 11, timeout_s=200) == [[]] * 2
+
+
+def tried_without_sums() -> list[str]:
+    """With a kernel that leaves its results as they are."""
+    with patch.object(interpreted_moe, "add", lambda sums: torch.zeros(1)):
+        return moe_exactness.tried("layer, push", 1, 11)
+
+
+def test_a_kernel_that_computes_nothing_is_noticed():
+    assert any(run_ranks(tried_without_sums, 2, timeout_s=100))
 
 
 def outcomes() -> list[bool | int]:

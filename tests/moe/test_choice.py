@@ -47,6 +47,11 @@ def test_columns_are_cut_where_tiles_end():
         assert len(cuts) == (2 if columns >= 32 else 1)
 
 
+def test_more_launches_are_made_where_their_copies_are_large():
+    widths = [[high - low for low, high in Sizes(m, 2048, 2, torch.bfloat16, 4).cuts] for m in (256, 4096, 8192, 65536)]
+    assert widths == [[1536, 512], [768, 1024, 256], [512, 768, 512, 256], [512, 768, 512, 256]]
+
+
 def test_own_tokens_of_as_many_experts_come_first_as_outlast_the_journey():
     two, eight = Sizes(8192, 2048, 2, torch.bfloat16, 2), Sizes(8192, 2048, 2, torch.bfloat16, 8)
     assert two.experts_ahead(32, 1536) == 24

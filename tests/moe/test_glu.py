@@ -57,6 +57,9 @@ def test_packed_weights_are_gated_as_they_lie(glu: Glu, has_bias: bool, lies_as_
         (Glu(activation="gelu", slope=2.0), "Only silu"),
         (Glu(slope=0.0), "slope '0.0'"),
         (Glu(limit="high"), "limit 'high'"),  # type: ignore[arg-type]
+        (Glu(limit=-1.0), "limit '-1.0'"),
+        (Glu(limit=float("nan")), "limit 'nan'"),
+        (Glu(shift=float("inf")), "shift 'inf'"),
     ],
 )
 def test_bad_gates_are_refused(glu: object, told: str):

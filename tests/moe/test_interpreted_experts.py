@@ -14,5 +14,5 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("file", ["interpreted_experts.py", "interpreted_sending.py"])
 def test_the_real_kernels(file: str):
     env = os.environ | ({"TRITON_INTERPRET": "1"} if file == "interpreted_sending.py" else {})
-    cases = forked.run("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/moe/{file}", env=env, timeout=280)
+    cases = forked.run("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/moe/{file}", env=env, timeout=420)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]

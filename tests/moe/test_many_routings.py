@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -14,82 +15,71 @@ from overweave import moe
 from overweave.errors import OverweaveError
 from overweave.ops.author.proven_program import _BUILT
 from overweave.ops.author.tile_program import TileQueue
-from overweave.schedules.records.experts import PLANS, SEQUENTIAL
+from overweave.schedules.records.experts import PUSH
 from tests.ranks import run_ranks
 
-OVERLAPPED = [plan for plan in PLANS if plan != SEQUENTIAL]
 T, K, N, EXPERTS, TOP = 5, 8, 8, 6, 3
 
 
-def wrong_routings(plan: str, count: int) -> list[int]:
-    """How many of so many routings gave another result than plain torch, and how many programs served them: those of
-    both halves, and of a whole layer."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    same, late = torch.Generator().manual_seed(0), random.Random(0)
+def layers_are_right(x: torch.Tensor, ids: torch.Tensor, own: slice) -> bool:
+    """Both halves, a whole layer, and sums of tokens that every rank has, beside plain torch."""
+    same, ranks = torch.Generator().manual_seed(0), dist.get_world_size()
     w = torch.randint(-2, 3, (EXPERTS, N, K), generator=same).float()
     down = torch.randint(-2, 3, (EXPERTS, K, N), generator=same).float()
-    wrong = 0
-    for index in range(count):
-        x = torch.randint(-2, 3, (T * ranks, K), generator=same).float()
-        ids = torch.randint(-1, EXPERTS if index % 3 else 1, (T * ranks, TOP), generator=same, dtype=torch.int32)
-        if late.randrange(2 * ranks) == rank:
-            time.sleep(0.002)
-        own = slice(rank * T, (rank + 1) * T)
-        h, routed = moe.all_gather_experts(x[own], ids[own], w, plan=plan)
-        y = moe.experts_reduce_scatter(h, routed, None, down, plan=plan)
-        z = moe.experts_mlp(x[own], ids[own], None, moe.ExpertWeights(w, down), plan=plan)
-        products = torch.einsum("tsn,tskn->tsk", torch.einsum("tk,tsnk->tsn", x, w[ids.clamp(0)]), down[ids.clamp(0)])
-        wanted = ranks * torch.where(ids[..., None] >= 0, products, 0.0).sum(1)[own]
-        wrong += not (torch.equal(y, wanted) and torch.equal(z, wanted))
-    group = dist.group.WORLD
-    assert group is not None
-    return [wrong, len(_BUILT[group])]
+    h, routed = moe.all_gather_experts(x[own], ids[own], w, plan=PUSH)
+    y = moe.experts_reduce_scatter(h, routed, None, down, plan=PUSH)
+    z = moe.experts_mlp(x[own], ids[own], None, moe.ExpertWeights(w, down), plan=PUSH)
+    every = moe.experts_all_reduce(h, routed, None, down, plan=PUSH)
+    products = torch.einsum("tsn,tskn->tsk", torch.einsum("tk,tsnk->tsn", x, w[ids.clamp(0)]), down[ids.clamp(0)])
+    wanted = ranks * torch.where(ids[..., None] >= 0, products, 0.0).sum(1)
+    return torch.equal(y, wanted[own]) and torch.equal(z, wanted[own]) and torch.equal(every, wanted)
 
 
-def wrong_pushes(count: int) -> list[int]:
-    """As `wrong_routings`, of tokens that travel to experts of other ranks, and back."""
+def tokens_are_right(x: torch.Tensor, ids: torch.Tensor, own: slice) -> bool:
+    """Tokens that travel to experts of other ranks, and back."""
+    sent = moe.dispatch(x[own], ids[own], None, EXPERTS, most=len(x), plan=PUSH)
+    y = moe.combine(sent.x * (sent.topk_ids >= 0).sum(1, keepdim=True), sent)
+    return torch.equal(y, x[own] * (ids[own] >= 0).sum(1, keepdim=True))
+
+
+# What is compared, and how many programs serve it.
+CHECKS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor, slice], bool], int]] = {
+    "layers": (layers_are_right, 4),
+    "pushed tokens": (tokens_are_right, 2),
+}
+
+
+def wrong_routings(what: str, count: int) -> list[int]:
+    """How many of so many routings gave another result than plain torch, and how many programs served them. A random
+    rank is late."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     same, late = torch.Generator().manual_seed(0), random.Random(0)
-    wrong = 0
+    wrong, own = 0, slice(rank * T, (rank + 1) * T)
     for index in range(count):
         x = torch.randint(-2, 3, (T * ranks, K), generator=same).float()
         ids = torch.randint(-1, EXPERTS if index % 3 else 1, (T * ranks, TOP), generator=same, dtype=torch.int32)
         if late.randrange(2 * ranks) == rank:
             time.sleep(0.002)
-        own = slice(rank * T, (rank + 1) * T)
-        sent = moe.dispatch(x[own], ids[own], None, EXPERTS, most=T * ranks, plan="push")
-        y = moe.combine(sent.x * (sent.topk_ids >= 0).sum(1, keepdim=True), sent)
-        wrong += not torch.equal(y, x[own] * (ids[own] >= 0).sum(1, keepdim=True))
+        wrong += not CHECKS[what][0](x, ids, own)
     group = dist.group.WORLD
     assert group is not None
     return [wrong, len(_BUILT[group])]
 
 
 @pytest.mark.slow
-def test_some_routings_of_pushed_tokens():
-    assert run_ranks(wrong_pushes, 3, 60) == [[0, 2]] * 3
+@pytest.mark.parametrize("what", CHECKS)
+def test_some_routings(what: str):
+    assert run_ranks(wrong_routings, 2, what, 40) == [[0, CHECKS[what][1]]] * 2
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("what", CHECKS)
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_thousand_routings_of_pushed_tokens(ranks: int):
-    assert run_ranks(wrong_pushes, ranks, 1000, timeout_s=900) == [[0, 2]] * ranks
+def test_a_thousand_routings(ranks: int, what: str):
+    assert run_ranks(wrong_routings, ranks, what, 1000, timeout_s=900) == [[0, CHECKS[what][1]]] * ranks
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", OVERLAPPED)
-def test_some_routings(plan: str):
-    assert run_ranks(wrong_routings, 2, plan, 40) == [[0, 3]] * 2
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("plan", OVERLAPPED)
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_thousand_routings(ranks: int, plan: str):
-    assert run_ranks(wrong_routings, ranks, plan, 1000, timeout_s=900) == [[0, 3]] * ranks
-
-
-CHANNELS = {"halves": ("slots", "landed0"), "layer": ("slots", "landed0")}
+CHANNELS = {"halves": ("slots", "last"), "layer": ("slots", "last")}
 
 
 def hasty(what: str, channel: str) -> list[str]:
@@ -107,10 +97,10 @@ def hasty(what: str, channel: str) -> list[str]:
     with patch.object(TileQueue, "rank_wait", hastily):
         try:
             if what == "layer":
-                moe.experts_mlp(x, ids, None, moe.ExpertWeights(w, down), plan=OVERLAPPED[0])
+                moe.experts_mlp(x, ids, None, moe.ExpertWeights(w, down), plan=PUSH)
             else:
-                h, routed = moe.all_gather_experts(x, ids, w, plan=OVERLAPPED[0])
-                moe.experts_reduce_scatter(h, routed, None, down, plan=OVERLAPPED[0])
+                h, routed = moe.all_gather_experts(x, ids, w, plan=PUSH)
+                moe.experts_reduce_scatter(h, routed, None, down, plan=PUSH)
         except OverweaveError as error:
             return [type(error).__name__]
     return []

@@ -9,17 +9,29 @@ import pytest
 import torch
 
 from overweave.errors import InputError
+from overweave.ir.schedule import Put
 from overweave.ir.verify.plan import verify_schedule
 from overweave.moe import programs
 from overweave.moe.programs import Sizes, schedule_of
 from overweave.ops.author.tile_program import TileQueue
 from overweave.runtime.handwritten import Uses
 
-KINDS = ("gather", "scatter", "chain")
+KINDS = ("gather", "scatter", "total", "chain")
 
 
 def sizes(m: int, ranks: int, top: int = 2) -> Sizes:
     return Sizes(m, 32, top, torch.bfloat16, ranks, 2 * top)
+
+
+def test_a_peer_is_told_of_all_columns_but_the_last_ones_at_once():
+    """Their copies follow each other without a signal between, each a stretch of memory."""
+    large = Sizes(8192, 2048, 2, torch.bfloat16, 4)
+    schedule = schedule_of("scatter", large, 64)
+    copies = [each for each in schedule.of_rank(0) if isinstance(each, Put)]
+    assert len(large.cuts) == 4
+    assert [bool(each.notifies) for each in copies] == [False] * 6 + [True] * 6
+    widths = {buffer.name: buffer.cols for buffer in schedule.buffers}
+    assert all(region.shape[1] == widths[region.buffer] for each in copies for region in each.reads)
 
 
 def refusals(kind: str, m: int = 7, ranks: int = 3) -> set[str]:
@@ -41,7 +53,16 @@ def test_it_is_proven_as_it_is(kind: str):
 
 @pytest.mark.parametrize(
     ("kind", "channel"),
-    [("gather", "slots"), ("scatter", "landed0"), ("scatter", "landed1"), ("chain", "slots"), ("chain", "landed1")],
+    [
+        ("gather", "slots"),
+        ("scatter", "landed"),
+        ("scatter", "last"),
+        ("total", "last"),
+        ("total", "summed0"),
+        ("total", "gathered1"),
+        ("chain", "slots"),
+        ("chain", "last"),
+    ],
 )
 def test_a_reader_that_does_not_wait_is_refused(kind: str, channel: str):
     honest = TileQueue.rank_wait
@@ -69,9 +90,12 @@ def test_a_tile_that_does_not_wait_for_one_of_its_shards_is_refused(kind: str):
 TOLD = [
     ("gather", "tokens"),
     ("gather", "slots"),
-    ("scatter", "landed0"),
-    ("scatter", "landed1"),
+    ("scatter", "landed"),
+    ("scatter", "last"),
     ("scatter", "computed0"),
+    ("total", "landed"),
+    ("total", "summed0"),
+    ("total", "gathered0"),
     ("chain", "tokens"),
     ("chain", "computed1"),
 ]
@@ -89,7 +113,7 @@ def test_an_empty_shard_that_does_not_signal_is_refused(kind: str, channel: str)
         assert refusals(kind, m=2)  # of three ranks one has no token
 
 
-@pytest.mark.parametrize("kind", ["scatter", "chain"])
+@pytest.mark.parametrize("kind", ["scatter", "total", "chain"])
 def test_landing_rows_that_overlap_are_refused(kind: str):
     class Narrow(Sizes):
         @property
@@ -119,5 +143,5 @@ def test_a_table_that_is_one_row_too_long_is_refused(kind: str):
 
 
 def test_another_kind_is_refused():
-    with pytest.raises(InputError, match="gather, scatter, chain"):
+    with pytest.raises(InputError, match="gather, scatter, total, chain"):
         schedule_of("ring", sizes(4, 2), 16)

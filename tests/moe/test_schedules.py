@@ -55,6 +55,7 @@ def broken(name: str, what: str) -> Schedule:
         ("all_gather_experts", "all_gather_tokens"),
         ("all_gather_experts", "all_gather_experts"),
         ("experts_reduce_scatter", "reduce_scatter_sums"),
+        ("experts_all_reduce", "all_reduce_sums"),
         ("experts_mlp", "all_gather_slots"),
         ("experts_mlp", "reduce_scatter_sums"),
     ],

@@ -72,6 +72,13 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a layer's odd glu": (layer, {"weights": moe.ExpertWeights(W8[:, :7], DOWN, glu=moe.Glu())}, "7 rows"),
     "a layer of a plain tuple": (layer, {"weights": (W8, DOWN)}, "got tuple"),
     "a first expert before all": (layer, {"weights": moe.ExpertWeights(W8, DOWN, first=-1)}, "first=-1"),
+    "a first expert beyond all": (layer, {"weights": moe.ExpertWeights(W8, DOWN, first=9)}, "from expert 9 on"),
+    "the same experts on every rank": (
+        layer,
+        {"weights": moe.ExpertWeights(W8, DOWN, first=0), "plan": "push"},
+        "rank 1 holds 4 from expert 0 on, ranks before it hold 4",
+    ),
+    "a negative limit": (layer, {"weights": moe.ExpertWeights(W8, DOWN, glu=moe.Glu(limit=-1.0))}, "limit '-1.0'"),
     "a layer of fp64, overlapped": (
         layer,
         {"x_shard": X.double(), "weights": moe.ExpertWeights(W8.double(), DOWN.double()), "plan": "push"},
@@ -112,6 +119,41 @@ def test_bad_input_is_refused_on_every_rank():
     for told in run_ranks(refused, 2):
         for text, (_, _, pattern) in zip(told, BAD.values(), strict=True):
             assert re.search(pattern, text), (text, pattern)
+
+
+def expert_beyond_all(plan: str | None) -> str:
+    """Of ranks that hold whole experts, none of which has the one that a token names."""
+    weights = moe.ExpertWeights(W8, DOWN, first=EXPERTS * dist.get_rank())
+    with pytest.raises(InputError) as caught:
+        layer(topk_ids=IDS + 2 * EXPERTS, weights=weights, plan=plan)
+    y = layer(weights=weights, plan=plan)
+    return f"{caught.value} {list(y.shape)}"
+
+
+@pytest.mark.parametrize("plan", [None, "push"])
+def test_an_expert_that_no_rank_holds_is_refused(plan: str | None):
+    assert all(re.search(r"below 8.*\[3, 8\]", told) for told in run_ranks(expert_beyond_all, 2, plan))
+
+
+def unlike_tokens(what: str) -> str:
+    """What ranks are told whose numbers of tokens differ, of calls that push."""
+    tokens = T - dist.get_rank()
+    given = X[:tokens], IDS[:tokens]
+    try:
+        if what == "dispatch":
+            moe.dispatch(*given, None, EXPERTS, most=8, plan="push")
+        else:
+            layer(x_shard=given[0], topk_ids=given[1], topk_weights=None, plan="push")
+    except OverweaveError as error:
+        return f"{type(error).__name__} {error}"
+    return ""
+
+
+@pytest.mark.parametrize(("what", "sizes"), [("layer", ("6 tokens", "4 tokens")), ("dispatch", ("most 3", "most 2"))])
+def test_ranks_with_unlike_tokens_are_told_their_sizes(what: str, sizes: tuple[str, str]):
+    for told in run_ranks(unlike_tokens, 2, what):
+        assert told.startswith("RankMismatch")
+        assert all(size in told for size in sizes)
 
 
 def differing(what: str) -> str:

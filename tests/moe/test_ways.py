@@ -18,6 +18,7 @@ from overweave.tuner.measure.baselines import OURS
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, summarize_groups
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import CheckedCall
+from overweave.tuner.space.shapes import DtypeWord
 from tests.ranks import run_ranks
 
 OVERLAPPED = [plan for plan in PLANS if plan != SEQUENTIAL]
@@ -27,16 +28,18 @@ def case(parallel: Parallel, experts: int = 5) -> ExpertsCase:
     return ExpertsCase("a", 16, 32, parallel, RoutingStatistics(6, experts, min(2, experts), 0.8))
 
 
-def run(parallel: Parallel, plans: tuple[str, ...] = (), experts: int = 5) -> BenchRun:
+def run(parallel: Parallel, plans: tuple[str, ...] = (), experts: int = 5, dtype: DtypeWord = "fp32") -> BenchRun:
     effort = Effort(rounds=2, warmup=1)
-    request = BenchRequest(operator=EXPERTS, device="cpu", dtype="fp32", plans=plans, effort=effort)
+    request = BenchRequest(operator=EXPERTS, device="cpu", dtype=dtype, plans=plans, effort=effort)
     (found,) = layer_runs((case(parallel, experts),), request, resolve(None))
     return found
 
 
-def rows(parallel: Parallel, plans: tuple[str, ...] = (), experts: int = 5) -> list[list[str]]:
+def rows(
+    parallel: Parallel, plans: tuple[str, ...] = (), experts: int = 5, dtype: DtypeWord = "fp32"
+) -> list[list[str]]:
     """For `run_ranks`: the plans of ours that ran, all rows, and what was left out."""
-    (measured,) = run(parallel, plans, experts).cases
+    (measured,) = run(parallel, plans, experts, dtype).cases
     names = [row.name for row in measured.methods]
     return [[row.plan for row in measured.methods if row.plan], names, [*measured.left_out.values()]]
 
@@ -54,6 +57,14 @@ def test_all_ways_of_whole_experts_agree(ranks: int, experts: int):
     for ran, names, left_out in run_ranks(rows, ranks, "expert", (), experts):
         assert (ran, left_out) == ([*PLANS, "dispatch"], [])
         assert {OURS, "all_to_all"} <= set(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "ran"), [("tensor", [SEQUENTIAL]), ("expert", [SEQUENTIAL, "dispatch"])])
+def test_ways_in_fp8_agree_with_each_other_and_stand_beside_the_librarys(parallel: Parallel, ran: list[str]):
+    for found, names, left_out in run_ranks(rows, 2, parallel, (), 5, "fp8"):
+        assert (found, left_out) == (ran, [])
+        assert {OURS, LIBRARY.name} <= set(names)
 
 
 def spoiled() -> list[str]:

@@ -274,14 +274,15 @@ def named_calls(names: str, began: str, plan: str | None, lost_after_s: float) -
         ("aaab", (1,), None, LOST_AFTER_S),
         ("ab", (0,), None, SOON_LOST_S),
         ("aabb", (2, 3), "islands", SOON_LOST_S),
+        ("aab", (1,), "islands", SOON_LOST_S),
     ],
 )
 def test_a_rank_or_a_host_that_dies_in_a_call_is_named_in_time(
     names: str, killed: tuple[int, ...], plan: str | None, lost_after_s: float, tmp_path: Path
 ):
     survivors = [rank for rank in range(len(names)) if rank not in killed]
-    arguments = (len(names), names, str(tmp_path), plan, lost_after_s)
-    with RankProcesses(named_calls, *arguments, group_timeout_s=60.0) as ranks:
+    told = names, str(tmp_path), plan, lost_after_s
+    with RankProcesses(named_calls, len(names), *told, group_timeout_s=60.0) as ranks:
         end_s = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < len(names):
             assert time.monotonic() < end_s

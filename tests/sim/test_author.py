@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
-from overweave.hardware.machine import load
+from overweave.hardware.machine import Latency, load
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL
 from overweave.ir.schedule import Apply
 from overweave.ir.timeline.timeline import COMPUTE
+from overweave.moe.programs import Sizes, schedule_of
 from overweave.schedules.weave.author_plan import author_plan
 from overweave.sim.cost import estimate_tile_us, library_matmul_us, tile_us
 from overweave.sim.realize import realize
@@ -65,6 +68,20 @@ def test_a_streamed_tile_ends_behind_its_last_part():
     assert min(fast, slow) > 2 * 3 * 4096 * 16 * 128 * 2 / 400e3  # both operands cross the link
     longer = predicted_us(attention(16384, **HEADS), {"K": "all_gather.push", "V": "all_gather.push"}, 400.0)
     assert 400.0 < longer < 400.0 + fast
+
+
+def test_a_kernel_waits_for_all_signals_of_a_peers_at_once_and_events_cost_nothing():
+    """As calls of kernels fused by hand do (runtime/gpu/handwritten.py)."""
+    plan = realize(schedule_of("chain", Sizes(64, 64, 2, torch.bfloat16, 4, 4), 64), MACHINE)
+    usual = total_us(plan, MACHINE, lambda tile: 1.0)
+
+    def longer_us(name: str) -> float:
+        latency = replace(MACHINE.latency, **{name: Latency(getattr(MACHINE.latency, name).us + 100.0, "")})
+        return total_us(plan, replace(MACHINE, latency=latency), lambda tile: 1.0) - usual
+
+    # Copies wait for own kernels, by events; the caller's stream for slots, for landed columns and for the last ones.
+    assert longer_us("stream_wait") == 0.0
+    assert 600.0 < longer_us("observe") <= 300.0 + 400.0  # and each of four tiles for its shard
 
 
 def test_an_authors_tile_without_a_time_is_refused():

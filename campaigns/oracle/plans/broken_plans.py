@@ -202,7 +202,9 @@ def rounding(rng: Random, plan: Plan) -> Plan | None:
     """Sums that the method's record lets be rounded in between are said to be added in fp32."""
     method = METHODS.get(plan.name)
     is_rounded = method is not None and method.adds is not None and method.adds.precision == "result"
-    if not is_rounded or plan.schedule.world_size < 3:
+    # Islands are pairs where ranks are even in number; islands of one rank add nothing inside.
+    has_pairs = method is None or not method.has_levels or plan.schedule.world_size % 2 == 0
+    if not is_rounded or not has_pairs or plan.schedule.world_size < 3:
         return None
     return replace(plan, realization=replace(plan.realization, partial_sums="float32"))
 

@@ -141,8 +141,8 @@ def _find_products(wait: Node, ranks: int) -> GatherReaders:
                     continue
                 between |= {user, *user.users}
                 waiting.append((cat, GatheredRows(prod(shape[:onto]), order)))
-    places = {node: index for index, node in enumerate(wait.graph.nodes)}
-    products.sort(key=lambda product: places[product.node])
+    graph_order = {node: index for index, node in enumerate(wait.graph.nodes)}
+    products.sort(key=lambda product: graph_order[product.node])
     return GatherReaders(_independent(products), between, obstacle)
 
 

@@ -180,12 +180,12 @@ def _block_subject(
 
 
 class _ProgramBench(NamedTuple):
-    """How the cases of a family of programs are read, and compared. fp8: why there is none."""
+    """How the cases of a family of programs are read, and compared. no_fp8: why there is none; empty if there is."""
 
     family: Programs
     read: Callable[[str], Any]
     runs: Callable[..., Iterator[BenchRun]]
-    fp8: str
+    no_fp8: str
 
 
 def _attention_runs(*given: Any) -> Iterator[BenchRun]:
@@ -194,7 +194,7 @@ def _attention_runs(*given: Any) -> Iterator[BenchRun]:
     return attention_runs(*given)
 
 
-_EXPERTS_BENCH = _ProgramBench(experts.EXPERTS, read_experts, layer_runs, "these layers multiply what travels")
+_EXPERTS_BENCH = _ProgramBench(experts.EXPERTS, read_experts, layer_runs, "")
 _ATTENTION_BENCH = _ProgramBench(attention.ATTENTION, read_attention, _attention_runs, "torch's kernels have none")
 
 
@@ -203,8 +203,8 @@ def _program_subject(
 ) -> _Subject:
     """Return the cases of a set. place: ranks, and tokens in place of the set's. Raises InputError."""
     asked, plans = f"bench {bench.family.subject}", bench.family.plans
-    if request.dtype == "fp8":
-        raise InputError(asked, "fp8", f"Name another dtype: {bench.fp8}")
+    if request.dtype == "fp8" and bench.no_fp8:
+        raise InputError(asked, "fp8", f"Name another dtype: {bench.no_fp8}")
     for plan in request.plans:
         if plan not in plans:
             cure = nearest("Plans", plan, plans, "overweave show")

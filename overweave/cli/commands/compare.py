@@ -17,7 +17,8 @@ from overweave.cli.pictures.gantt import print_gantt, print_table, time_text
 from overweave.cli.plans import options_of
 from overweave.cli.programs import family_of, load_for, plan_of_program
 from overweave.errors import InputError
-from overweave.hardware.machine import Machine, default_for, load
+from overweave.hardware.cards import machine_of_ranks
+from overweave.hardware.machine import Machine, default_for
 from overweave.ir.plan import Plan
 from overweave.ir.text.files import printable
 from overweave.ir.timeline.operations import with_contents
@@ -45,7 +46,7 @@ def compare(
     files = existing_files(a, b, machine)
     load_for(*(each.split()[0] for each in (a, b) if each.split()))
     with limited(*files):
-        write_page, where = page_writer(html), load(machine or default_for(world))
+        write_page, where = page_writer(html), machine_of_ranks(machine or default_for(world), world)
         sides = {"A": _timelines(a, shape, world, where), "B": _timelines(b, shape, world, where)}
         first, second = sides["A"][0], sides["B"][0]
         console = Console()
@@ -74,7 +75,7 @@ def _timelines(argument: str, shape: str | None, world: int, machine: Machine) -
     if family_of(name) is not None:
         return (_simulated(*plan_of_program(name, shape, options_of(options), (world, machine)), machine),)
     if name in METHODS:
-        return (_simulated(named_plan(name, shape, world, options_of(options)), None, machine),)
+        return (_simulated(named_plan(name, shape, (world, machine), options_of(options)), None, machine),)
     path = Path(argument)
     if path.is_file() and is_trace(data := read_bytes(path, MAX_BYTES)):
         timelines = from_chrome(data)

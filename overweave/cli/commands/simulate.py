@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from msgspec import Struct
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,17 +22,20 @@ from overweave.cli.plans import load as load_plan
 from overweave.cli.programs import family_of, load_for, plan_of_program
 from overweave.cli.programs import names as names_of_programs
 from overweave.errors import InputError, nearest
-from overweave.hardware.machine import Machine, default_for, load
+from overweave.hardware.cards import machine_of_ranks
+from overweave.hardware.machine import Machine, default_for
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
-from overweave.ir.schedule import Compute, Schedule
+from overweave.ir.schedule import Collective, Compute, Schedule
 from overweave.ir.text.files import printable
 from overweave.ir.timeline.operations import with_contents
 from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, SpanKind, Timeline
 from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
-from overweave.sim.cost import AuthorTile, library_matmul_us, matmul_shape
+from overweave.sim.alike import islands_among, ranks_to_simulate, told
+from overweave.sim.cost import AuthorTile, Costs, MatmulShape, library_matmul_us, matmul_shape
 from overweave.sim.realize import realize
+from overweave.sim.simulate import check_machine
 from overweave.sim.simulate import simulate as run
 
 _COLUMNS = ("rank", "compute", "copy", "collective", "reduce", "wait", "exposed", "overlap")
@@ -82,12 +87,14 @@ def simulate(
     load_for(schedule)
     with errors_as_json(schedule, json), limited(*files):
         ranks = 4 if world is None else world
-        write_page, where = page_writer(html), load(machine or default_for(ranks))
+        only: tuple[int, ...] = ()
+        write_page, where = page_writer(html), machine_of_ranks(machine or default_for(ranks), ranks)
         kernel_us: AuthorTile | None = tile_us
         if family_of(schedule) is not None:
             plan, kernel_us = plan_of_program(schedule, shape, options_of(option or []), (ranks, where))
         elif is_named:
-            plan = named_plan(schedule, shape, ranks, options_of(option or []))
+            only = ranks_to_simulate(where, ranks)
+            plan = named_plan(schedule, shape, (ranks, where), options_of(option or []), only)
         else:
             plan = plan_of_file(schedule, (shape, world, option), where)
         if tile_us is not None and (
@@ -101,17 +108,35 @@ def simulate(
             write_page(f"{plan.name} on {where.title}", tiles)
         if trace is not None:
             write_file(trace, to_chrome(tiles))
-        report = report_of(plan, where, timeline)
+        report = report_of(plan, where, timeline, only)
         if json:
             typer.echo(msgspec.json.encode(report).decode())
             return
         console = Console()
         print_table(console, _table(report, where))
         print_gantt(console, timeline)
+        for line in (*between_hosts(plan, where), *filter(None, [told(only, ranks)])):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
-def named_plan(name: str, shape: str | None, world_size: int, options: dict[str, str]) -> Plan:
-    """Return the catalog's plan for a global shape, verified. Raises InputError and ScheduleRefused."""
+def between_hosts(plan: Plan, machine: Machine) -> Iterator[str]:
+    """Yield how NCCL runs each kind of collective that crosses from host to host, as sentences."""
+    costs = Costs(plan, machine)
+    parts = {(part.function, part.ranks): part for part in plan.schedule.operations if isinstance(part, Collective)}
+    yield from dict.fromkeys(
+        f"{part.function} over {len(part.ranks)} ranks of several hosts: {crossing.name}, "
+        f"{costs.collective_sms(part)} SMs a rank"
+        for part in parts.values()
+        if (crossing := costs.crossing([part])) is not None
+    )
+
+
+def named_plan(
+    name: str, shape: str | None, ranks: tuple[int, Machine], options: dict[str, str], only: tuple[int, ...] = ()
+) -> Plan:
+    """Return the catalog's plan for a global shape, verified if it has the operations of all ranks (only: of some).
+    ranks: how many, and on which machine, whose islands are the plan's. Raises InputError and ScheduleRefused."""
+    world_size, machine = ranks
     if shape is None:
         raise InputError(f"simulate {name}", "no shape", "Give --shape M,N,K of the global matmul")
     case = case_of(shape)
@@ -120,9 +145,12 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
     if twice:
         raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
     problem, rest = problem_of(name, world_size, {**options, **{key: str(size) for key, size in sizes.items()}})
-    plan = build(name, problem, rest)
+    problem = replace(problem, islands=islands_among(machine, world_size) or UNSET)
+    plan = build(name, problem, rest, only=only)
     report_rounding(problem.record, case, world_size)
-    prove(plan).raise_if_refused()  # no time for a plan that cannot run, as with rows not aligned to 16 bytes
+    check_machine(plan, machine)  # before a proof that would say less plainly why hosts cannot run it
+    if not only:
+        prove(plan).raise_if_refused()  # no time for a plan that cannot run, as with rows not aligned to 16 bytes
     return plan
 
 
@@ -140,8 +168,8 @@ def plan_of_file(name: str, file_options: tuple[object, ...], machine: Machine) 
     return realize(value, machine) if isinstance(value, Schedule) else value
 
 
-def report_of(plan: Plan, machine: Machine, timeline: Timeline) -> SimulationReport:
-    """Return the numbers of a simulated call."""
+def report_of(plan: Plan, machine: Machine, timeline: Timeline, only: tuple[int, ...] = ()) -> SimulationReport:
+    """Return the numbers of a simulated call. only: the ranks that were simulated, if not all."""
     matmul_us = matmul_alone_us(plan, machine)
     return SimulationReport(
         plan=plan.name,
@@ -152,18 +180,20 @@ def report_of(plan: Plan, machine: Machine, timeline: Timeline) -> SimulationRep
         effective_communication_us=round(timeline.total_us - matmul_us, 3),
         exposed_us=round(timeline.exposed_us(), 3),
         overlap_ratio=round(timeline.overlap_ratio(), 4),
-        ranks=tuple(_rank_report(timeline, rank) for rank in range(timeline.world_size)),
+        ranks=tuple(_rank_report(timeline, rank) for rank in only or range(timeline.world_size)),
     )
 
 
 def matmul_alone_us(plan: Plan, machine: Machine) -> float:
     """Return the time of the slowest rank's whole matmul as one cuBLAS call."""
     slowest = 0.0
-    for rank in range(plan.schedule.world_size):
-        shapes = [matmul_shape(part) for part in plan.schedule.of_rank(rank) if isinstance(part, Compute)]
-        if shapes:
-            whole = sum(rows for rows, _, _ in shapes), shapes[0][1], shapes[0][2]
-            slowest = max(slowest, library_matmul_us(machine, whole, plan.realization.dtype))
+    shapes: dict[int, list[MatmulShape]] = {}
+    for part in plan.schedule.operations:
+        if isinstance(part, Compute):
+            shapes.setdefault(part.rank, []).append(matmul_shape(part))
+    for parts in shapes.values():
+        whole = sum(rows for rows, _, _ in parts), parts[0][1], parts[0][2]
+        slowest = max(slowest, library_matmul_us(machine, whole, plan.realization.dtype))
     return slowest
 
 

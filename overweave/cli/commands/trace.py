@@ -15,6 +15,7 @@ from overweave.cli.plans import options_of, report_rounding
 from overweave.cli.ranks import DeviceChoice, device_for, is_one_of_the_ranks, rank_count, run_trials
 from overweave.cli.trial_output import print_charts, print_trials, save_trace_and_picture, simulate_schedule
 from overweave.errors import InputError
+from overweave.hardware.cards import MOST_OF_ONE_HOST
 from overweave.hardware.machine import default_for, load
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
@@ -43,7 +44,7 @@ def trace(
     whole = case_of_shape(shape)
     problem = whole.problem(operator, world_size, "bf16")
     name, options = _schedule(problem, place, plan, options_of(option or []))
-    described = machine or default_for(world_size)
+    described = machine or default_for(min(world_size, MOST_OF_ONE_HOST))
     files = existing_files(machine)
     with limited(*files):
         is_large_enough = world_size <= load(described).gpus

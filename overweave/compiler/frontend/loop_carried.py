@@ -78,9 +78,9 @@ class _Loop:
         self.values: dict[str, Recurrence] = {name: Recurrence("old", name) for name in self.assigned} | {
             self.variable: ITERATION
         }
-        self.read: set[str] = set()
-        self.updates: Counter[str] = Counter()
-        self.stored: set[tuple[str, int]] = set()
+        self.read: set[str] = set()  # loop-carried variables whose old value is read
+        self.updates: Counter[str] = Counter()  # variable -> its assignments so far
+        self.stored: set[tuple[str, int]] = set()  # (variable that is stored, its assignments at that point)
 
     def check(self) -> None:
         """Raise DirectiveError for the first variable whose recurrence depends on the order."""

@@ -22,6 +22,7 @@ from overweave.memory.board.records import AllGatherBytes, OutOfReach, SharedFil
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all processes of a host, and of no other
 TOLD_BYTES = 40  # of each name that ranks tell each other, so that all fit into one message of the board
+MOST_NAMED = 4  # islands, in reasons
 SOFTWARE = ("overweave", "triton")
 SAME_SOFTWARE = "Install the same versions on all hosts"
 
@@ -45,8 +46,10 @@ class Islands(NamedTuple):
 
     @property
     def parted(self) -> str:
-        """Which ranks lie where; empty where that parts nobody."""
-        return "" if self.is_one else str(self)
+        """Which ranks lie where, of many islands the first ones; empty where that parts nobody."""
+        if self.is_one or len(self.members) <= MOST_NAMED:
+            return "" if self.is_one else str(self)
+        return f"{', '.join(self._named()[:MOST_NAMED])} and {len(self.members) - MOST_NAMED} more islands"
 
     def require_one(self, asked: str) -> None:
         """Raise MachineError if some ranks do not map each other's memory."""
@@ -54,8 +57,11 @@ class Islands(NamedTuple):
             raise MachineError(asked, f"{self} {NO_REACH}", "Take a plan whose rows the library moves, as sequential")
 
     def __str__(self) -> str:
-        named = [f"{ranks_text(island)} on {self.hosts[island[0]]}" for island in self.members]
+        named = self._named()
         return " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+
+    def _named(self) -> list[str]:
+        return [f"{ranks_text(island)} on {self.hosts[island[0]]}" for island in self.members]
 
 
 def one_island(world_size: int) -> Islands:

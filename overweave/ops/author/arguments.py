@@ -135,9 +135,9 @@ def check_plan_arguments(
 
 
 def check_local_tensors(kernel: str, operands: Sequence[Operand], call_args: Mapping[str, Any]) -> None:
-    """Raise InputError if an annotated tensor that is not exchanged has fewer elements than its dimensions say.
+    """Raise InputError if an annotated tensor that is not exchanged is no tensor, or has too few elements.
 
-    Its strides are not checked; but a tensor that is too small would be accessed out of bounds.
+    call_args: by name. Strides are not checked; but a tensor that is too small would be accessed out of bounds.
     """
     for operand in operands:
         value, elements = call_args.get(operand.parameter), operand.rows * operand.cols

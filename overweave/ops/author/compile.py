@@ -24,6 +24,7 @@ from overweave.compiler.frontend.soundness import check_exchanged
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.dtype import Dtype, MovedDtype
+from overweave.ir.exchange import addresses_peers
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.shards import shard_rows
@@ -240,6 +241,8 @@ def _prepare(fused: FusedKernel, group: Group, call_args: Mapping[str, Any], opt
         others = [one for one in (*space.loads, *space.stores) if one.tensor not in rows]
         argument_checks.check_local_tensors(name, others, call_args)
         plan = fused.plan(numbers, group.world_size, dtype, group.rank, options.get("tile_group", TILE_GROUP))
+        if addresses_peers(plan.schedule):
+            Board.of(group).islands.require_one(f"run {name} of {plan.name} on {group.world_size} ranks")
         fusion = fusion_options(plan, space, schedules)
         text = emit(fused.kernel, fusion)
         function = load_generated(cache_folders()["overweave"] / "kernels", name, text)

@@ -110,6 +110,7 @@ class _RankProgram:
 
     def add_notify(self, queue: str, notify: Notify) -> None:
         """Let the queue's last operation signal that it is done; after a kernel or a wait, a new empty Copy does."""
+        # The tiles of a kernel that is launched in `queue` have a queue of their own, `queue.N`.
         if self.waits.get(queue) or self.last.get(queue, -1) < max(
             (at for name, at in self.last.items() if name.startswith(f"{queue}.")), default=0
         ):

@@ -111,30 +111,31 @@ def _served(record: Operator) -> Iterator[tuple[str, bool, str]]:
         yield "w", w == ("sharded", "k"), "Let ranks have shards along k"
 
 
-def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank: int | None = None) -> Plan:
+def build(
+    name: str,
+    problem: Problem,
+    options: Mapping[str, str | int],
+    *,
+    rank: int | None = None,
+    only: tuple[int, ...] = (),
+) -> Plan:
     """The plan `name` for a problem: a pure function of its arguments, so that all ranks build the same one.
 
-    rank: build only this rank's tile tables (the schedule is always everybody's). None: every rank's.
+    rank: build only this rank's tile tables (the schedule is always everybody's). None: every rank's. only: the ranks
+    whose operations are written, for a simulation that takes others to do the same; (): all, as whatever runs needs.
     Raises InputError for an unknown schedule or option, a value out of range, or a problem that is none.
     """
     method = method_of(name)
     _check(method, problem, rank, options)
     if PLAIN_PARTS in method.needs:
         problem = replace(problem, epilogue=problem.epilogue.of_each_part)
-    settings = settle(name, method.options, options)
-    if method.mover:
-        settings = replace(settings, mover=method.mover)
-    if method.has_levels and (settings.carrier is None or not method.takes("carrier")):
-        is_by_library = bool(problem.islands) or not method.takes("carrier")
-        settings = replace(settings, carrier=LIBRARY if is_by_library else COPY_ENGINE)
-    elif settings.carrier == LIBRARY and not method.has_levels:
-        settings = replace(settings, mover=LIBRARY)
+    settings = _with_carriers(settle(name, method.options, options), method, problem)
     config = _config(problem, method, settings) if method.is_fused else None
     if settings.rows == "cyclic" and config is not None:
         problem = replace(problem, strip=config.block_m)
-    sums = sums_shape(problem, method, settings)
-    work = MethodInputs(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
-    schedule = _builder(problem.record)(work)
+    sums, split = sums_shape(problem, method, settings), replace(_split(problem, settings, config), only=only)
+    work = MethodInputs(problem, settings, config, split, sums, _held(problem), method)
+    schedule = _of_ranks(_builder(problem.record)(work), only)
     if problem.islands:
         schedule = replace(schedule, credits=tuple(_inside(problem.islands, schedule.credits)))
     if not problem.has_fixed_sizes:
@@ -144,8 +145,34 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     realization = realized(schedule, problem, method, settings, config, sums)
     if clash := {*problem.beside, *problem.also_made} & {buffer.name for buffer in schedule.buffers}:
         raise InputError(f"build {name} with {min(clash)}=", "a buffer of the plan has this name", "Name it otherwise")
-    tables = tile_orders(schedule, realization, rank)
+    tables = tile_orders(schedule, realization, only if rank is None else (rank,))
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
+
+
+def _with_carriers(settings: Settings, method: Method, problem: Problem) -> Settings:
+    """The settings, with who carries chunks where the method or the problem says so: of a method on two levels what
+    crosses between islands, beside tiles that leave an SM at least; of others all that moves."""
+    if method.mover:
+        settings = replace(settings, mover=method.mover)
+    if not method.has_levels:
+        return replace(settings, mover=LIBRARY) if settings.carrier == LIBRARY else settings
+    carrier = settings.carrier if method.takes("carrier") else LIBRARY
+    carrier = carrier or (LIBRARY if problem.islands else COPY_ENGINE)
+    return replace(settings, carrier=carrier, library_sms=max(1, settings.library_sms))
+
+
+def _of_ranks(schedule: Schedule, only: tuple[int, ...]) -> Schedule:
+    """The schedule without the operations of other ranks, where not all are asked for."""
+    if not only:
+        return schedule
+    kept = set(only)
+    return replace(
+        schedule,
+        credits=tuple(each for each in schedule.credits if {each.giver, each.taker} <= kept),
+        given=tuple(each for each in schedule.given if each.region.rank in kept),
+        goal=tuple(each for each in schedule.goal if each.region.rank in kept),
+        operations=tuple(each for each in schedule.operations if each.rank in kept),
+    )
 
 
 def _inside(islands: Iterable[tuple[int, ...]], credits: Iterable[Credit]) -> Iterator[Credit]:
@@ -251,7 +278,7 @@ def _gather_then_matmul(work: MethodInputs) -> Schedule:
     """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
     problem = work.problem
     m, k, record, config = problem.m, problem.k, problem.record, work.config
-    ranks, widths = range(problem.world_size), problem.widths
+    ranks, widths = work.split.ranks, problem.widths
     own = [Buffer(indexed_name(W, at), _longest(problem), cols, "input") for at, cols in enumerate(widths)]
     gathered = record.gathers_weight and problem.world_size > 1
     weights = [Buffer(GATHERED_WEIGHT, k, cols, "local") for cols in widths] if gathered else own
@@ -283,7 +310,7 @@ def _gather_then_matmul(work: MethodInputs) -> Schedule:
         ),
         sms=work.settings.sms,
     )
-    return compose(work.method.full_name, communication, kernel)
+    return compose(work.method.full_name, communication, kernel, work.split.only)
 
 
 def _longest(problem: Problem) -> int:
@@ -320,27 +347,28 @@ def _matmul_then_sum(work: MethodInputs) -> Schedule:
             f"build {work.method.full_name}", "the rows of all partials need more than 31 bits", "Split the problem"
         )
     communication = _kept(_written(work), work)
-    return with_finished_sums(compose(work.method.full_name, communication, _partials(work)), problem)
+    return with_finished_sums(compose(work.method.full_name, communication, _partials(work), work.split.only), problem)
 
 
 def _matmul_then_exchange(work: MethodInputs) -> Schedule:
     """Every rank has a block of rows for each rank, whose products by its weight go there."""
     problem, config = work.problem, work.config
     block, n, k, ranks = problem.block, problem.n, problem.k, range(problem.world_size if problem.m else 0)
+    own = work.split.ranks if problem.m else ()
     a, b = Buffer(X, problem.m, k, "input"), Buffer(W, k, n, "input")
     given = []
-    for rank, to in product_of(ranks, ranks):
+    for rank, to in product_of(own, ranks):
         rows = region(a, rank, (to * block, (to + 1) * block))
         given.append(InitialContents(rows, problem.factor(to), rank * block, 0))
-    given += [InitialContents(region(b, rank, (0, k)), B, 0, rank * n) for rank in range(problem.world_size)]
+    given += [InitialContents(region(b, rank, (0, k)), B, 0, rank * n) for rank in work.split.ranks]
     y, goal = Buffer(Y, problem.m, n, "output"), []
-    for rank, source in product_of(ranks, ranks):
+    for rank, source in product_of(own, ranks):
         rows, made = region(y, rank, (source * block, (source + 1) * block)), product(problem.factor(rank), B)
         goal.append(Goal(rows, made, source * block, source * n, ((0, k),)))
     kernel = MatmulFootprint(
         queue=_queue(config), a=a, b=b, out=None, config=config, given=tuple(given), sms=work.settings.sms
     )
-    return compose(work.method.full_name, replace(_written(work), goal=tuple(goal)), kernel)
+    return compose(work.method.full_name, replace(_written(work), goal=tuple(goal)), kernel, work.split.only)
 
 
 def _written(work: MethodInputs) -> Communication:
@@ -367,7 +395,7 @@ def _partials(work: MethodInputs) -> MatmulFootprint:
     """Each rank's part of the reduced axis: columns of `a`, and the same rows of `b`."""
     problem, config = work.problem, work.config
     m, n, k, record = problem.m, problem.n, problem.k, problem.record
-    a, b, ranks = Buffer(X, m, k, "input"), Buffer(W, k, n, "input"), range(problem.world_size)
+    a, b, ranks = Buffer(X, m, k, "input"), Buffer(W, k, n, "input"), work.split.ranks
     given_a = tuple(
         InitialContents(region(a, rank, (0, m)), A, *problem.start(record.x, rank)) for rank in ranks if m > 0
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -104,13 +104,13 @@ class MatmulFootprint(Struct, frozen=True, kw_only=True):
         )
 
 
-def compose(name: str, communication: Communication, kernel: MatmulFootprint) -> Schedule:
+def compose(name: str, communication: Communication, kernel: MatmulFootprint, only: Sequence[int] = ()) -> Schedule:
     """The schedule in which `kernel` computes the communication's chunks in the order they have there.
 
     The Computes of an issue queue are one launch, so they move up to where the rank's first one stands; but those that
     wait late for what peers send stay behind what their own rank sends, so that ranks never wait in a circle. Waits on
     a signal that tiles announce are raised from one to the number of those tiles. Every pair of ranks exchanges credits
-    if peers touch the workspace at all, unless echoes do the same.
+    if peers touch the workspace at all, unless echoes do the same. only: as of a Split.
     """
     communication = with_signals(communication)
     steps: Iterable[Operation | MatmulChunk] = communication.steps
@@ -126,7 +126,7 @@ def compose(name: str, communication: Communication, kernel: MatmulFootprint) ->
         buffers=(*_named(communication.buffers, operations), *matmul_buffers),
         pads=communication.pads,
         queues=_with_known_predecessors(queues),
-        credits=credits(communication.world_size, communication.buffers, communication.pads)
+        credits=credits(communication.world_size, communication.buffers, communication.pads, only)
         if communication.reuse == CREDITS
         else (),
         reuse=communication.reuse,

@@ -57,9 +57,10 @@ def _moved(template: MoveTemplate, shared: Template | None, sends: bool, work: M
     mesh = mesh_of(split, problem, work.settings)
     if not problem.record.gathers:
         reduction = reduction_of(template, shared if problem.record.shares_sums else None, mesh)
-        return reduced(reduction, (split.rows, cols), work.held, parts, _placing(work))
+        return reduced(reduction, (split.rows, cols), work.held, parts, _placing(work), split.only)
     gather = gather_of(template, mesh)  # type: ignore[arg-type]  # of a gather no move is a sum
-    made = transferred(gather, split.rows, cols, sends=sends, returns_gathered=problem.returns_gathered)
+    returns_gathered = problem.returns_gathered
+    made = transferred(gather, split.rows, cols, sends=sends, returns_gathered=returns_gathered, only=split.only)
     return stored_at_peers(in_parts(made, parts)) if sends else in_parts(made, parts)
 
 
@@ -84,7 +85,7 @@ def sums_of_moves(
     parts = dict.fromkeys((PUSHES, TILES), split.tile_rows)
     # A single sum of all own rows waits for all tiles anyway.
     are_behind = not beside or (settings.own_pieces == 1 and not sums.everywhere)
-    return reduced(reduction, (split.rows, cols), work.held, parts, _placing(work, are_behind))
+    return reduced(reduction, (split.rows, cols), work.held, parts, _placing(work, are_behind), split.only)
 
 
 def _placing(work: MethodInputs, are_behind: bool = False) -> Placing:
@@ -140,7 +141,7 @@ def _by_library(work: MethodInputs, split: Split) -> Communication:
     reduction = Reduction(split.world_size, moves if split.world_size > 1 else (), everywhere)
     # An author's tiles store where their tensor has the rows.
     how = Placing(is_gathered=work.method.multiplies != AUTHOR_KERNEL)
-    return chunked_reduction(reduction, split.rows, work.problem.moved_columns, work.held, how)
+    return chunked_reduction(reduction, split.rows, work.problem.moved_columns, work.held, how, split.only)
 
 
 def method_of_moves(template: MoveTemplate, operator: str = OPERATOR.name, **fields: Any) -> Method:

@@ -30,7 +30,8 @@ def exchanged(by_library: bool, work: MethodInputs) -> Communication:
     """An all-to-all of the rows that are multiplied, or of their products."""
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     moves = all_to_all_of(sends, by_library, mesh_of(split, work.problem, work.settings))
-    made = in_parts(transferred(moves, split.rows, cols, sends=sends), dict.fromkeys((PUSHES, TILES), split.tile_rows))
+    made = transferred(moves, split.rows, cols, sends=sends, only=split.only)
+    made = in_parts(made, dict.fromkeys((PUSHES, TILES), split.tile_rows))
     return stored_at_peers(made) if sends else made
 
 
@@ -38,7 +39,8 @@ def by_islands(work: MethodInputs) -> Communication:
     """An all-to-all on two levels."""
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     mesh = mesh_of(split, work.problem, work.settings)
-    return transferred(AllToAll(split.world_size, tuple(exchange(mesh, sends)), sends), split.rows, cols, sends=sends)
+    moves = AllToAll(split.world_size, tuple(exchange(mesh, sends)), sends)
+    return transferred(moves, split.rows, cols, sends=sends, only=split.only)
 
 
 def _waves(work: MethodInputs) -> Communication:
@@ -60,7 +62,7 @@ def decomposed(work: MethodInputs) -> Communication:
     if len(ranks) == 1 or not split.rows:
         return exchanged(True, work)
     moves = AllToAll(len(ranks), collectives_by_piece(split), True)
-    return beside_tiles(transferred(moves, split.rows, work.problem.moved_columns, sends=True))
+    return beside_tiles(transferred(moves, split.rows, work.problem.moved_columns, sends=True, only=split.only))
 
 
 _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, operator=RETURNS.name)

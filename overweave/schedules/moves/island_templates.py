@@ -30,12 +30,13 @@ class Crossing(NamedTuple):
 
 
 class IslandMap:
-    """Where the ranks of a mesh lie. members: the ranks of each island."""
+    """Where the ranks of a mesh lie. members: the ranks of each island. followed: those whose moves are written, and
+    what comes to them."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.members = mesh, mesh.islands
         self.places = {rank: (at, place) for at, one in enumerate(self.members) for place, rank in enumerate(one)}
-        self.ranks = range(mesh.world_size)
+        self.ranks, self.followed = range(mesh.world_size), frozenset(mesh.ranks)
 
     @property
     def most(self) -> int:
@@ -71,12 +72,14 @@ class IslandMap:
 
     def neighbours(self) -> Iterator[tuple[int, int]]:
         """Yield (rank, how many places further) for each peer of each rank in its island, all ranks step by step."""
-        return ((rank, inner) for inner in range(1, self.most) for rank in self.ranks if inner < len(self.own(rank)))
+        ranks = self.mesh.ranks
+        return ((rank, inner) for inner in range(1, self.most) for rank in ranks if inner < len(self.own(rank)))
 
     def across(self, hops: Iterable[Crossing]) -> Iterator[Put]:
         """Yield the pushes of hops between islands. The library's are in the order of its calls: one chunk of each
         hop of a column."""
-        puts = [(index, put) for hop in hops for index, put in enumerate(self.pushes(hop, ACROSS))]
+        crossing = (hop for hop in hops if hop.rank in self.followed or hop.peer in self.followed)
+        puts = [(index, put) for hop in crossing for index, put in enumerate(self.pushes(hop, ACROSS))]
         if self.mesh.carrier != LIBRARY:
             return (put for _, put in puts)
         together = sorted((index, self.column(put.rank), at) for at, (index, put) in enumerate(puts))
@@ -110,7 +113,8 @@ def sums(mesh: Mesh) -> Iterator[ReductionStep]:
                 yield from mesh.pushes(rank, adder, owner, INSIDE)
         if outer:
             served = [(adder, owner) for adder in islands.ranks for owner in islands.faced(adder, outer)]
-            added = [(adder, owner) for adder, owner in served if len(islands.own(adder)) > 1]
+            whole = [(adder, owner) for adder, owner in served if adder in islands.followed]
+            added = [(adder, owner) for adder, owner in whole if len(islands.own(adder)) > 1]
             yield from (Sum(adder, line) for adder, owner in added for line in mesh.lines(owner))
             yield from islands.across(Crossing(adder, owner, owner) for adder, owner in served)
 
@@ -131,6 +135,7 @@ def exchange(mesh: Mesh, sends: bool) -> Iterator[Put]:
             hops = [hop for rank in islands.ranks for hop in _crossing(islands, rank, outer, inner)]
             yield from islands.across(hops)
             onward = (Crossing(hop.peer, hop.owner, hop.owner, hop.origin) for hop in hops if hop.peer != hop.owner)
+            onward = (hop for hop in onward if hop.rank in islands.followed)
             yield from (put for hop in onward for put in islands.pushes(hop, ONWARD))
     if sends:
         yield from (put for hop in inside for put in islands.pushes(hop, INSIDE))

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import ClassVar, Final, Literal, get_args
+from typing import ClassVar, Final, Literal, Self, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -144,6 +144,21 @@ class _Moves(Struct, frozen=True):
     def __str__(self) -> str:
         digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()
         return f"{self.what}_by_hand moves={len(self.moves)} #{digest}"
+
+    def of_ranks(self, ranks: Sequence[int]) -> Self:
+        """The same without what other ranks move. Raises ScheduleError if these and others reach each other, but by
+        the library."""
+        kept = set(ranks)
+        if len(kept) == self.world_size:
+            return self
+        moves: list[ReductionStep] = []
+        for move in self.moves:
+            ends = set() if isinstance(move, Collective) else {move.rank, getattr(move, "peer", move.rank)}
+            if ends & kept and ends - kept and not is_by_library(move):
+                found = f"a move between ranks {' and '.join(map(str, sorted(ends)))}"
+                raise ScheduleError(f"a {self.what} of {len(kept)} ranks alone", found, "Ask for all ranks")
+            moves += [move] if not ends or ends & kept else []
+        return replace(self, moves=tuple(moves))
 
     def of_rank(self, rank: int) -> Iterator[int]:
         """Positions of a rank's moves."""

@@ -7,7 +7,8 @@ were added. So a partial that is left out, added twice, or added in another orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -78,13 +79,14 @@ class Provenance(Struct):
     done: the moves and sums in the order of the list; behind them the sums that complete a rank's result. ends: for
     each rank, the pieces of its result. read: pairs (move, rank) whose result on that rank is passed on or added again.
     together: position of a library sum in the list -> the rows of its chunks; no other move touches those rows.
-    tiles_end_in: the buffer of whole sums that tiles make and every rank gets.
+    tiles_end_in: the buffer of whole sums that tiles make and every rank gets. ranks: those that are traced.
     """
 
     reduction: Reduction
     whole: Box
+    ranks: Sequence[int]
     done: list[Carried | Added]
-    ends: list[tuple[SourcedRectangle, ...]]
+    ends: dict[int, tuple[SourcedRectangle, ...]]
     read: set[tuple[int, int]]
     together: dict[int, tuple[Range, ...]]
     tiles_end_in: str = Y
@@ -100,10 +102,12 @@ def partials(value: PartialSum) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(rank for part in value for rank in partials(part))
 
 
-def trace_provenance(reduction: Reduction, rows: int, cols: int, tiles_end_in: str = Y) -> Provenance:
-    """Trace all moves. Raises ScheduleError if a partial is left out, added twice, or added in another order on two
-    ranks."""
-    return _Tracker(reduction, Box((0, rows), (0, cols)), tiles_end_in).trace()
+def trace_provenance(
+    reduction: Reduction, rows: int, cols: int, tiles_end_in: str = Y, ranks: Sequence[int] = ()
+) -> Provenance:
+    """Trace all moves, on some ranks or on all. Raises ScheduleError if a partial is left out, added twice, or added in
+    another order on two ranks."""
+    return _Tracker(reduction, Box((0, rows), (0, cols)), tiles_end_in, ranks or range(reduction.world_size)).trace()
 
 
 class _Grid(Struct, frozen=True):
@@ -115,8 +119,11 @@ class _Grid(Struct, frozen=True):
     def within(self, box: Box) -> Iterator[tuple[int, list[int]]]:
         """Yield each row of cells inside a box: its index, and the indices of its columns."""
         cols = [index for index, (lo, hi) in enumerate(self.cols) if box.cols[0] <= lo < hi <= box.cols[1]]
-        for index, (lo, hi) in enumerate(self.rows):
-            if box.rows[0] <= lo < hi <= box.rows[1]:
+        for index in range(bisect_left(self.rows, (box.rows[0], 0)), len(self.rows)):
+            lo, hi = self.rows[index]
+            if hi > box.rows[1]:
+                return
+            if lo < hi:
                 yield index, cols
 
     def pieces(
@@ -159,7 +166,7 @@ class _Tracker:
     sums: how many running sums were written. library_cells: cells that NCCL sums.
     """
 
-    def __init__(self, reduction: Reduction, whole: Box, tiles_end_in: str) -> None:
+    def __init__(self, reduction: Reduction, whole: Box, tiles_end_in: str, ranks: Sequence[int]) -> None:
         self.reduction, self.whole, self.size = reduction, whole, reduction.world_size
         chunks = [one for move in reduction.moves for one in _chunks(move)]
         for index, move in enumerate(reduction.moves):
@@ -174,15 +181,22 @@ class _Tracker:
             _cells(whole.cols, [chunk.cols for chunk in chunks if chunk.cols]),
         )
         cells = [(line, col) for line, cols in self.grid.within(whole) for col in cols]
-        ranks = range(self.size)
+        self.ranks, self.followed = ranks, frozenset(ranks if len(ranks) < self.size else ())
         self.current = {
             (rank, cell): ArrivedPart(BufferedValue(PARTIAL, 0, rank), OWN) for rank in ranks for cell in cells
         }
+        # Of each traced rank what the library carries for it, and the ranks with which that joins it.
+        self.columns: dict[int, tuple[int, ...]] = {}
+        self.sent: dict[int, list[int]] = {rank: [] for rank in self.followed}
+        for index, move in enumerate(reduction.moves if self.followed else ()):
+            if isinstance(move, Put) and move.among and move.rank in self.followed:
+                self.columns[move.rank] = move.among
+                self.sent[move.rank].append(index)
         self.pending: dict[tuple[int, tuple[int, int]], list[ArrivedPart]] = {}
         self.arrived: dict[tuple[int, tuple[int, int]], int] = {}
         self.sums: dict[tuple[int, tuple[int, int]], int] = {}
         self.library_cells: set[tuple[int, int]] = set()
-        self.provenance = Provenance(reduction, whole, [], [], set(), {}, tiles_end_in)
+        self.provenance = Provenance(reduction, whole, ranks, [], {}, set(), {}, tiles_end_in)
 
     def trace(self) -> Provenance:
         # A group of one adds nothing: its tiles write the result.
@@ -193,7 +207,7 @@ class _Tracker:
                 self._assign_to_library(index, move)
             else:
                 self._transfer(index, move)
-        for rank in range(self.size):
+        for rank in self.ranks:
             self._finish(rank)
         self._check_same_order()
         return self.provenance
@@ -233,7 +247,7 @@ class _Tracker:
     def _assign_to_library(self, index: int, move: Collective) -> None:
         """Leave rows to NCCL. Raises ScheduleError unless every rank has its own partial of them and nothing else."""
         cells = [cell for chunk in move.chunks for cell in self._cells(self._box(chunk))]
-        for rank, cell in ((rank, cell) for rank in range(self.size) for cell in cells):
+        for rank, cell in ((rank, cell) for rank in self.ranks for cell in cells):
             if self.current[rank, cell].by != OWN or self.pending.get((rank, cell)) or cell in self.library_cells:
                 found = f"another move carries rows [{self.grid.rows[cell[0]][0]}:{self.grid.rows[cell[0]][1]}] of it"
                 raise ScheduleError(f"move {index}: leave a sum to the library", found, "Leave it all of those rows")
@@ -258,6 +272,9 @@ class _Tracker:
         box = self._box(move.chunk)
         cells = self._cells(box)
         self._check_not_by_library(f"move {index}: pass on {box}", cells)
+        if isinstance(move, Put) and self.followed and not {source, target} <= self.followed:
+            self._transfer_between_parts(index, move, box)
+            return
         values = {self.current[source, cell].part.value for cell in cells}
         if len(values) > 1:
             found = f"rank {source} has {' and '.join(sorted(map(str, values)))} of it"
@@ -283,6 +300,46 @@ class _Tracker:
             for cell in cells:
                 self._add_pending(index, target, cell, ArrivedPart(lands, index))
         self.provenance.done.append(Carried(index, source, target, pieces, lands, box))
+
+    def _transfer_between_parts(self, index: int, move: Put, box: Box) -> None:
+        """Follow what the library carries between a rank that is traced and another one. That sends what its twin, the
+        traced rank of its column, sends in the same call, of the ranks of its own island."""
+        cells, twin = self._cells(box), move.peer if move.peer in self.followed else move.rank
+        if twin == move.rank:
+            (value,) = {self.current[twin, cell].part.value for cell in cells}
+            pieces = self.grid.pieces(box, lambda cell: [self.current[twin, cell]], apart=False)
+            self.provenance.read |= {(self.current[twin, cell].by, twin) for cell in cells}
+        else:
+            value = self._sent_alike(index, move)
+            pieces = (SourcedRectangle(box, (BufferedValue(TOTAL, 0, value),), ()),)
+        kind = TOTAL if self._is_whole(value) else SLOTS
+        layer = 0
+        if twin == move.peer and kind == SLOTS:
+            layer = max(self.arrived.get((twin, cell), 0) for cell in cells)
+        lands = BufferedValue(kind, layer, value)
+        for cell in cells if twin == move.peer else ():
+            take = self._add_pending if kind == SLOTS else self._replace
+            take(index, twin, cell, ArrivedPart(lands, index))
+        self.provenance.done.append(Carried(index, move.rank, move.peer, pieces, lands, box))
+
+    def _sent_alike(self, index: int, move: Put) -> PartialSum:
+        """Return what a rank that is not traced sends. Raises ScheduleError if its twin sends nothing then."""
+        own = self.sent[move.peer]
+        if not own or not move.among:
+            found = f"rank {move.peer}, which gets it, sends nothing alike"
+            raise ScheduleError(f"move {index}: follow some ranks alone", found, "Ask for all ranks")
+        around = own[max(0, bisect_left(own, index) - 1) :][:2]
+        sent = self.reduction.moves[min(around, key=lambda at: abs(at - index))]
+        assert isinstance(sent, Put)
+        line, cols = next(self.grid.within(self._box(sent.chunk)))
+        value = self.current[move.peer, (line, cols[0])].part.value
+        return value if self._is_whole(value) else self._in_island_of(move, value)
+
+    def _in_island_of(self, move: Put, value: PartialSum) -> PartialSum:
+        """Return a value with the ranks of its sender's island in place of those that are traced."""
+        if isinstance(value, tuple):
+            return tuple(self._in_island_of(move, part) for part in value)
+        return self.columns[value][move.among.index(move.rank)]
 
     def _replace(self, index: int, target: int, cell: tuple[int, int], held: ArrivedPart) -> None:
         if self._is_whole(self.current[target, cell].part.value) or self.pending.get((target, cell)):
@@ -348,7 +405,7 @@ class _Tracker:
         ends = self.grid.pieces(
             wanted, lambda cell: [] if cell in self.library_cells else [self.current[rank, cell]], apart=True
         )
-        self.provenance.ends.append(tuple(sorted((one for one in ends if one.parts), key=lambda piece: piece.by)))
+        self.provenance.ends[rank] = tuple(sorted((one for one in ends if one.parts), key=lambda piece: piece.by))
 
     def _missing_sums(
         self, rank: int, wanted: Box, left: dict[tuple[int, int], list[ArrivedPart]]
@@ -364,7 +421,7 @@ class _Tracker:
         it from one rank."""
         for line, cols in self.grid.within(self.whole) if self.reduction.everywhere else ():
             for col in (one for one in cols if (line, one) not in self.library_cells):
-                values = {self.current[rank, (line, col)].part.value for rank in range(self.size)}
+                values = {self.current[rank, (line, col)].part.value for rank in self.ranks}
                 if len(values) > 1:
                     lo, hi = self.grid.rows[line]
                     found = f"rows [{lo}:{hi}] are {' on some ranks, '.join(sorted(map(str, values)))} on others"

@@ -5,7 +5,7 @@ Where sums run is settled by what they wait for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -90,12 +90,13 @@ def reduced(
     held: tuple[Range, ...],
     parts: Mapping[str, int],
     how: Placing = Placing(),  # noqa: B008 - frozen
+    only: Sequence[int] = (),
 ) -> Communication:
     """As `chunked_reduction`, with its signals, sums where they can run, and what tiles carry stored at peers.
 
     size: rows and columns. parts: rows that a queue's kernel moves between two signals.
     """
-    made = chunked_reduction(reduction, *size, held, how)
+    made = chunked_reduction(reduction, *size, held, how, only)
     made = replace(made, queues=queues_of(made.steps, sums_behind=how.are_behind))
     return _with_placed_sums(stored_at_peers(in_parts(made, parts)), how)
 
@@ -106,14 +107,15 @@ def chunked_reduction(
     cols: int,
     held: tuple[Range, ...],
     how: Placing = Placing(),  # noqa: B008 - frozen
+    only: Sequence[int] = (),
 ) -> Communication:
     """The moves of a reduction of `[rows, cols]`, with a `MatmulChunk` where each part of a partial is written.
 
-    held: the range of the reduced axis that each rank's partial holds. Raises ScheduleError for moves that leave a
-    partial out, add one twice, or add differently on two ranks that end with the same.
+    held: the range of the reduced axis that each rank's partial holds. only: as of a Split. Raises ScheduleError for
+    moves that leave a partial out, add one twice, or add differently on two ranks that end with the same.
     """
-    made = _Lowering(trace_provenance(reduction, rows, cols, how.tiles_end_in), how)
-    ranks = range(reduction.world_size)
+    ranks = only or range(reduction.world_size)
+    made = _Lowering(trace_provenance(reduction.of_ranks(ranks), rows, cols, how.tiles_end_in, ranks), how)
     steps = [step for rank in ranks for step in made.of_rank(rank)]
     y = Buffer(Y, rows if reduction.everywhere else -(-rows // reduction.world_size), cols, "output")
     goal = (goal for rank in ranks for goal in made.goals(rank, held))
@@ -148,7 +150,7 @@ class _Lowering:
         self.library = self._library_places()
         firsts = zip(chain(*self.provenance.together.values()), chain(*self.library.values()), strict=True)
         self.tops = {rows[0]: place[0] for rows, place in firsts if not is_empty(rows)}
-        self.holes = [in_order_of(self._reads(rank)) for rank in range(self.size)]
+        self.holes = {rank: in_order_of(self._reads(rank)) for rank in provenance.ranks}
         self.slots = ArrivalLayout.of(self.carried, self.size)
         self.sums = {one.at: list(self._sums(one)) for one in sums}
         self.behind: dict[str, tuple[Region, ...]] = {}
@@ -388,21 +390,22 @@ def _buffer(part: BufferedValue) -> str:
 
 
 class ArrivalLayout(Struct, frozen=True):
-    """Where what arrives lies: of each rank, only the rows for which something does; layer by layer."""
+    """Where what arrives lies: of each rank, only the rows for which something does; layer by layer. stride: rows of a
+    layer."""
 
     ranges: list[tuple[Range, ...]]
     layers: int
+    stride: int
 
     @classmethod
     def of(cls, carried: list[Carried], ranks: int) -> ArrivalLayout:
         beside = [one for one in carried if one.lands.buffer == SLOTS]
-        ranges = [united(sorted(one.box.rows for one in beside if one.target == rank)) for rank in range(ranks)]
-        return cls(ranges, max((one.lands.layer + 1 for one in beside), default=0))
-
-    @property
-    def stride(self) -> int:
-        """Rows of a layer."""
-        return max((sum(hi - lo for lo, hi in ranges) for ranges in self.ranges), default=0)
+        landed: dict[int, list[Range]] = {}
+        for one in beside:
+            landed.setdefault(one.target, []).append(one.box.rows)
+        ranges = [united(sorted(landed.get(rank, ()))) for rank in range(ranks)]
+        stride = max((sum(hi - lo for lo, hi in each) for each in ranges), default=0)
+        return cls(ranges, max((one.lands.layer + 1 for one in beside), default=0), stride)
 
     @property
     def rows(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
@@ -58,19 +58,26 @@ PRESENT = -1  # the arrival of rows that are there before tiles begin; rows that
 
 
 def transferred(
-    written: Gather | AllToAll, rows: int, cols: int, *, sends: bool = False, returns_gathered: bool = False
+    written: Gather | AllToAll,
+    rows: int,
+    cols: int,
+    *,
+    sends: bool = False,
+    returns_gathered: bool = False,
+    only: Sequence[int] = (),
 ) -> Communication:
     """Return the operations of the moves of a tensor `[rows, cols]`, with a `MatmulChunk` for each part of it that the
     matmul reads or writes by itself.
 
     sends: the matmul writes the rows that move; else it reads them. returns_gathered: the whole tensor is copied to
-    output `gathered_out` at the end. Raises ScheduleError for moves that read rows which are not there, bring rows
-    twice, or leave rows out.
+    output `gathered_out` at the end. only: as of a Split. Raises ScheduleError for moves that read rows which are not
+    there, bring rows twice, or leave rows out.
     """
+    written = written.of_ranks(only or range(written.world_size))
     geometry = Traded(written, rows, cols) if isinstance(written, AllToAll) else Gathered(written, rows, cols)
     out = Buffer(GATHERED_OUT if returns_gathered else Y, rows, cols, "output")
-    transfers = _Transfers(written, geometry, out if sends or returns_gathered else None, sends)
-    ranks = range(written.world_size if rows else 0)
+    transfers = _Transfers(written, geometry, out if sends or returns_gathered else None, sends, only)
+    ranks = transfers.ranks if rows else ()
     steps = [step for rank in ranks for step in transfers.of_rank(rank)]
     communication = communicated(
         written.world_size,
@@ -105,8 +112,16 @@ class _Transfers:
     beside the tiles, by the position of their first move. passed: rows that lie on a rank between two moves.
     """
 
-    def __init__(self, written: Gather | AllToAll, layout: Gathered | Traded, out: Buffer | None, sends: bool) -> None:
+    def __init__(
+        self,
+        written: Gather | AllToAll,
+        layout: Gathered | Traded,
+        out: Buffer | None,
+        sends: bool,
+        only: Sequence[int] = (),
+    ) -> None:
         self.written, self.layout, self.out, self.sends, self.size = written, layout, out, sends, written.world_size
+        self.ranks = only or range(self.size)
         self.whole = Box((0, layout.rows), (0, layout.cols))
         self.held = [RankRows(rank, layout.owned(rank), self.whole.cols) for rank in range(self.size)]
         self.places, self.has_lanes = written.places(), several_lanes(written)
@@ -117,8 +132,8 @@ class _Transfers:
         self.collectives = [one for one in written.moves if isinstance(one, chunks.Collective)]
         has_only_collectives = len(self.collectives) == len(written.moves)
         self.from_own = {index for index, move in enumerate(written.moves) if self._check(index, move)}
-        for one in self.held:
-            one.check_whole(self.whole)
+        for rank in self.ranks:
+            self.held[rank].check_whole(self.whole)
         self.own = Buffer(OWN if sends else X, max(map(layout.extent, range(self.size))), layout.cols, "input")
         self.landed = Buffer(GATHERED, layout.rows, layout.cols, "symmetric")
         if out and sends and (has_only_collectives or self.size == 1):
@@ -191,11 +206,11 @@ class _Transfers:
             raise ScheduleError(asked, "its chunks are not one of each rank's own shard", "Give one for each rank")
         if any(self._box(chunk).cols != self.whole.cols for chunk in move.chunks):
             raise ScheduleError(asked, "its chunks are parts of rows", "Give one of whole rows for each rank")
-        for rank, held in enumerate(self.held):
+        for rank in self.ranks:
             self.staged.add(rank)
             for peer, rows in enumerate(self._landing(move, rank)):
                 if peer != rank:
-                    held.take(index, Box(rows, self.whole.cols))
+                    self.held[rank].take(index, Box(rows, self.whole.cols))
 
     def _landing(self, move: chunks.Collective, rank: int) -> list[Range]:
         """Return where rows of a collective land on a rank, in the order of the ranks that they come from."""

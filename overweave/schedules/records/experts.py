@@ -11,5 +11,7 @@ PLANS = {
     SEQUENTIAL: "library collectives before and behind all matmuls",
     PUSH: "pushed by copy engine while tiles multiply what has come, and sums return while others are computed",
 }
-OPERATORS = ("all_gather_experts", "experts_reduce_scatter", "experts_mlp")
+OPERATORS = ("all_gather_experts", "experts_reduce_scatter", "experts_all_reduce", "experts_mlp")
 EXPERTS = Programs("experts", OPERATORS, PLANS)
+# Operator -> why none of its plans is taken unasked but the sequential one.
+NOT_MEASURED = {"experts_all_reduce": "nobody has measured its other plans"}

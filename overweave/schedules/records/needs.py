@@ -143,12 +143,10 @@ def _far_pairs(asked: MethodRequest) -> str:
 
 
 def _several_islands(asked: MethodRequest) -> str:
+    if asked.problem.islands:
+        return "the islands of the group count, not those of an option" if "island" in asked.options else ""
     is_by_library = asked.options.get("carrier", LIBRARY) == LIBRARY
-    return (
-        "all ranks are one island, where nothing needs the library"
-        if is_by_library and not asked.problem.islands
-        else ""
-    )
+    return "all ranks are one island, where nothing needs the library" if is_by_library else ""
 
 
 def _starts_early(asked: MethodRequest) -> str:

@@ -7,7 +7,7 @@ few distinct rows of `a` and columns of `b`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -71,13 +71,13 @@ class _Context(Struct, frozen=True):
     permuted: dict[str, Buffer]
 
 
-def tile_orders(schedule: Schedule, realization: Realization, rank: int | None = None) -> tuple[TileOrder, ...]:
-    """Return the tables of all kernel queues, of every rank or of one.
+def tile_orders(schedule: Schedule, realization: Realization, ranks: Sequence[int] = ()) -> tuple[TileOrder, ...]:
+    """Return the tables of all kernel queues, of every rank or of some.
 
     Raises ScheduleError for an operation that does not fit a row: it waits for more than a range of signals and one
     signal, notifies another rank, or does not belong to its queue's kernel.
     """
-    ranks = range(schedule.world_size) if rank is None else (rank,)
+    ranks = ranks or range(schedule.world_size)
     queues = [queue.name for queue in schedule.queues if realization.engine_of(queue.name) in KERNELS]
     return tuple(tile_order(schedule, realization, one, queue) for one in ranks for queue in queues)
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from overweave.hardware.machine import Machine
-from overweave.ir.exchange import addresses_peers
+from overweave.ir.exchange import addresses_peers, crossing_operation
 from overweave.ir.schedule import Apply, Schedule
 from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.sim.realize import realize
@@ -33,9 +33,13 @@ class Predicted(Struct, Generic[PredictedCase], frozen=True):
 
     def measures(self, plan: str) -> Measures:
         """Return what of the communication a plan hides."""
+        return self.measures_of(self.plans[plan])
+
+    def measures_of(self, time_us: float) -> Measures:
+        """Return what of it is hidden in so many microseconds."""
         sequential_us = next(iter(self.plans.values()))
         roofs = Roofs(matmul_us=self.alone_us, communication_us=self.link_us, sequential_us=sequential_us)
-        return measure(self.plans[plan], roofs)
+        return measure(time_us, roofs)
 
 
 def plans_us(schedules: Iterable[tuple[str, Schedule, KernelUs]], machine: Machine) -> dict[str, float]:
@@ -43,7 +47,7 @@ def plans_us(schedules: Iterable[tuple[str, Schedule, KernelUs]], machine: Machi
     return {
         plan: total_us(realize(schedule, machine), machine, kernel_us)
         for plan, schedule, kernel_us in schedules
-        if machine.peer_access or not addresses_peers(schedule)
+        if (machine.peer_access or not addresses_peers(schedule)) and not crossing_operation(schedule, machine.islands)
     }
 
 

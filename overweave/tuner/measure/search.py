@@ -105,7 +105,9 @@ def _cold(problem: Problem, target: Target) -> Candidate | None:
     """Return the choice of a first call without measurements; None if no machine is described."""
     if target.machine(problem.world_size) is None:
         return None
-    return cold_choice(rank_candidates(problem, target, is_thorough=False), problem, target.found.doubt).candidate
+    return cold_choice(
+        rank_candidates(problem, target, is_thorough=False), problem, target.found.doubt, bool(target.parted)
+    ).candidate
 
 
 def _variations(times: dict[Candidate, float], problem: Problem, target: Target) -> list[Candidate]:

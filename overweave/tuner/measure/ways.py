@@ -62,10 +62,12 @@ AnyCase = TypeVar("AnyCase", bound=ComparedCase)
 
 class Comparison(NamedTuple, Generic[AnyCase]):
     """What is compared: a case's setup on this rank, and its ways, of which two are the roofs and one is the library's,
-    with whose result each must agree."""
+    with whose result each must agree. apart: names of ways that round otherwise, and are not compared; where the
+    library's is one, the others must agree with the first of ours."""
 
     setup_of: Callable[[AnyCase], Setup]
     ways_of: Callable[[AnyCase], Sequence[Way]]
+    apart: tuple[str, ...] = ()
 
     def runs(
         self,
@@ -89,10 +91,11 @@ class Comparison(NamedTuple, Generic[AnyCase]):
         setup, ways = self.setup_of(case), self.ways_of(case)
         device, as_graphs = setup.device, is_captured(setup.group, setup.device)
         (library,) = (way for way in ways if way.name == SEQUENTIAL)
-        trial = TimedTrial(setup, with_graph_warmup(request.effort, device), library.call(setup, 0), as_graphs)
+        right = next(way for way in ways if way.plan) if library.name in self.apart else library
+        trial = TimedTrial(setup, with_graph_warmup(request.effort, device), right.call(setup, 0), as_graphs)
         calls = {way.name: partial(way.call, setup) for way in ways}
         eager = [way.name for way in ways if way.reads_counts]
-        samples = trial.times(calls, (MATMUL, COMMUNICATION), on_round, eager)
+        samples = trial.times(calls, (MATMUL, COMMUNICATION, *self.apart), on_round, eager)
         times = {name: median(values) for name, values in samples.device_us.items()}
         roofs = Roofs(
             matmul_us=times[MATMUL],

@@ -19,6 +19,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.problem import Problem
 from overweave.ir.tile_order import MULTIPLY
 from overweave.schedules.catalog.catalog import build
+from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.model.candidate_model import State, Weighed
 from overweave.tuner.model.rank import cold_choice, rank_candidates
@@ -41,7 +42,8 @@ class Choice(Struct, frozen=True):
 
     source: where the answer comes from. text: the choice as the operators' `plan=` takes it. weights: all candidates,
     if `explain` has ranked them. library: the library path among them, by its text. tiles: the occupancy of its
-    matmul's tiles. machine: the described machine that predictions were made on.
+    matmul's tiles. machine: the described machine that predictions were made on. parted: which ranks lie on which of
+    several islands.
     """
 
     plan: str
@@ -54,6 +56,7 @@ class Choice(Struct, frozen=True):
     library: str = ""
     tiles: str = ""
     machine: str = ""
+    parted: str = ""
 
     def __str__(self) -> str:
         return "\n".join([*self.sentences(), *(line for _, line in self.rows())])
@@ -63,7 +66,7 @@ class Choice(Struct, frozen=True):
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         runs = f"{self.plan} runs{f' with {options}' if options else ''}, because {self.reason}."
         rest = [*filter(None, [self.tiles]), SOURCES[self.source], *self._gain(), *candidate_counts(self.weights)]
-        return [runs, *rest, *([f"Machine: {self.machine}."] if self.machine else [])]
+        return [runs, *rest, *([f"Machine: {self.machine}."] if self.machine else []), *self._islands()]
 
     def rows(self) -> list[tuple[State, str]]:
         """Return one line for each candidate, with its times; the one that runs has an arrow."""
@@ -76,6 +79,15 @@ class Choice(Struct, frozen=True):
             ("impossible", f"  not {name}: {why}") for name, why in self.rejected if name not in listed
         ]
         return lines + rejected
+
+    def _islands(self) -> Iterator[str]:
+        """Yield a sentence on groups of several islands: what may run there, and by how much it must win unmeasured."""
+        if self.parted:
+            margin = NOT_MEASURED.margin
+            yield (
+                f"Islands: {self.parted}: between them a library alone moves rows. What was not measured there must "
+                f"gain {margin.us:.0f} us and {margin.share:.0%}, times the doubt of the machine."
+            )
 
     def _gain(self) -> Iterator[str]:
         """Yield a sentence that compares the choice with the library path, by times of one kind."""
@@ -221,10 +233,10 @@ def explain_choice(problem: Problem, target: Target) -> Choice:
     choice = choose(problem, target, known)
     rejected = choice.rejected if choice.source == "rule" else ()  # the weights say it
     library = str(library_path(problem.operator))
-    machine = str(target.found) if target.machine(problem.world_size) else ""
+    machine = target.machine_text if target.machine(problem.world_size) else ""
     weighed = (*weights.values(), *others)
     choice = replace(choice, rejected=rejected, weights=weighed, library=library, machine=machine)
-    return replace(choice, tiles=wave_occupancy(choice, problem))
+    return replace(choice, parted=target.parted, tiles=wave_occupancy(choice, problem))
 
 
 def _merged_text(candidates: list[Candidate]) -> str:
@@ -258,7 +270,7 @@ def _by_measurement(problem: Problem, target: Target, found: TableMatch) -> Choi
 
 def _by_model(problem: Problem, target: Target) -> Choice:
     weighed = rank_candidates(problem, target, is_thorough=False)
-    best = cold_choice(weighed, problem, target.found.doubt)
+    best = cold_choice(weighed, problem, target.found.doubt, bool(target.parted))
     rejected = tuple((str(each.candidate), each.obstacle) for each in weighed if each.obstacle)
     fitted = fit_groups(problem, target, best.candidate)
     return make_choice(problem, target, fitted, ("model", _reason(problem, best, weighed)), rejected)

@@ -82,10 +82,11 @@ class Advice(Struct, frozen=True):
 
 def applies_to(problem: Problem, machine: Machine) -> bool:
     """Whether the operator has the schedules of all signatures, and the machine enough GPUs with peer access. Without
-    peer access only one of the schedules runs."""
+    peer access, as between hosts, only one of the schedules runs."""
     has_methods = all(f"{problem.operator}.{each.plan}" in METHODS for each in SIGNATURES)
     is_cut = 1 < problem.world_size <= min(problem.m, machine.gpus) and problem.k >= problem.world_size
-    return has_methods and is_cut and machine.peer_access and problem.epilogue.products == 1
+    reaches = machine.peer_access and len(machine.islands) == 1
+    return has_methods and is_cut and reaches and problem.epilogue.products == 1
 
 
 def advise(problem: Problem, machine: Machine) -> Advice:

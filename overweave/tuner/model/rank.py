@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from math import inf
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
@@ -18,8 +19,11 @@ from overweave.ir.pause_gc import without_collection
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.schedules.records.outside import OUTSIDE
+from overweave.schedules.records.record import Margin
 from overweave.schedules.tiles.shape import reduction_shape
+from overweave.sim.alike import ranks_to_simulate
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.order import tiles_of
 from overweave.sim.simulate import total_us
@@ -56,37 +60,49 @@ def rank_candidates(problem: Problem, target: Target, is_thorough: bool = True) 
     return _rank_candidates(bucket_problem(problem), target, is_thorough, tuple(METHODS))
 
 
-def cold_choice(weighed: tuple[Weighed[Candidate], ...], problem: Problem, doubt: float = 1.0) -> Weighed[Candidate]:
+class Baseline(Struct, frozen=True):
+    """What candidates are held against: the library path's time for a problem. doubt: of the machine that was predicted
+    on (hardware/cards.py). is_parted: between islands, where no plan was ever measured."""
+
+    problem: Problem
+    us: float
+    doubt: float = 1.0
+    is_parted: bool = False
+
+
+def cold_choice(
+    weighed: tuple[Weighed[Candidate], ...], problem: Problem, doubt: float = 1.0, is_parted: bool = False
+) -> Weighed[Candidate]:
     """Return the candidate with the least `handicapped_us`. Raises InputError if not even the library path can run.
-    doubt: of the machine that was predicted on (hardware/cards.py)."""
+    doubt, is_parted: as of a Baseline."""
     library = next(each for each in weighed if each.candidate.is_plain(problem.operator))
     if library.predicted_us is None:
         raise InputError(f"choose a plan of {problem.operator}", library.obstacle, "Split the problem, or name a plan")
-    base_us = library.predicted_us
-    return min(weighed, key=lambda each: handicapped_us(each.candidate, each.us, (problem, base_us, doubt)))
+    baseline = Baseline(problem, library.predicted_us, doubt, is_parted)
+    return min(weighed, key=lambda each: handicapped_us(each.candidate, each.us, baseline))
 
 
-def handicapped_us(candidate: Candidate, us: float, baseline: tuple[Problem, float, float]) -> float:
+def handicapped_us(candidate: Candidate, us: float, baseline: Baseline) -> float:
     """Return a candidate's time plus the margin that it must gain over the library path.
 
-    baseline: the problem, the library path's time, and the doubt of the machine. On a machine that was not measured the
-    margin is multiplied by the doubt; candidates that gain it are compared without it, since margins come from another
-    machine's measurements.
+    On a machine that was not measured the margin is multiplied by the doubt; candidates that gain it are compared
+    without it, since margins come from another machine's measurements.
     """
-    _, base_us, doubt = baseline
     gain_us = _required_gain_us(candidate, baseline)
-    if doubt <= 1.0:
+    if baseline.doubt <= 1.0:
         return us + gain_us
-    return us if us + gain_us <= base_us else inf
+    return us if us + gain_us <= baseline.us else inf
 
 
-def _required_gain_us(candidate: Candidate, baseline: tuple[Problem, float, float]) -> float:
+def _required_gain_us(candidate: Candidate, baseline: Baseline) -> float:
     """Return by how much a candidate must be ahead of the library path, which itself owes nothing."""
-    problem, base_us, doubt = baseline
-    if candidate.is_plain(problem.operator):
+    operator = baseline.problem.operator
+    if candidate == library_path(operator) or (candidate.is_plain(operator) and not baseline.is_parted):
         return 0.0
-    margin = candidate.margin(problem)
-    return max(doubt, 1.0) * (margin.us + margin.share * base_us)
+    margin, unmeasured = candidate.margin(baseline.problem), NOT_MEASURED.margin
+    if baseline.is_parted:
+        margin = Margin(max(margin.us, unmeasured.us), max(margin.share, unmeasured.share))
+    return max(baseline.doubt, 1.0) * (margin.us + margin.share * baseline.us)
 
 
 def predict_us(
@@ -99,7 +115,8 @@ def predict_us(
         matmul_us = library_matmul_us(machine, (problem.m, problem.n, problem.k), problem.dtype)
         sum_us = machine.collective_us(OUTSIDE[candidate.plan].curve, problem.world_size, size_bytes)
         return matmul_us + sum_us - machine.latency.call.us
-    plan = build(candidate.schedule(problem.operator), problem, full_options(problem, target, candidate))
+    options, only = full_options(problem, target, candidate), ranks_to_simulate(machine, problem.world_size)
+    plan = build(candidate.schedule(problem.operator), problem, options, only=only)
     us = total_us(plan, machine, limit_us=limit_us)
     return None if us == inf else us
 
@@ -118,14 +135,14 @@ def _rank_candidates(
 
     doubt = target.found.doubt
 
-    def baseline() -> tuple[Problem, float, float]:
-        return problem, model(library_path(problem.operator)).us, doubt
+    def baseline() -> Baseline:
+        return Baseline(problem, model(library_path(problem.operator)).us, doubt, bool(target.parted))
 
     def handicap(candidate: Candidate) -> float:
         return 0.0 if doubt > 1.0 else handicapped_us(candidate, 0.0, baseline())
 
     def shortfall(candidate: Candidate, us: float) -> float:
-        return 0.0 if doubt <= 1.0 else max(0.0, us + _required_gain_us(candidate, baseline()) - baseline()[1])
+        return 0.0 if doubt <= 1.0 else max(0.0, us + _required_gain_us(candidate, baseline()) - baseline().us)
 
     obstacle = partial(reason_unsupported, problem, target)
     model: Model[Candidate] = Model(predictor(problem, target), obstacle, handicap, shortfall)
@@ -193,16 +210,17 @@ def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Calla
 
 
 def _simulated_rows(problem: Problem, target: Target) -> int:
-    while _is_large(problem, target.sms) and problem.m > FEWEST_ROWS:
+    machine = target.machine(problem.world_size)
+    ranks = len(ranks_to_simulate(machine, problem.world_size)) if machine is not None else 0
+    while _is_large(problem, target.sms, ranks or problem.world_size) and problem.m > FEWEST_ROWS:
         problem = replace(problem, m=problem.record.whole_rows(problem.m // 2, problem.world_size))
     return problem.m
 
 
-def _is_large(problem: Problem, sms: int) -> bool:
-    """Whether a simulation of the problem would take too long for a first call."""
+def _is_large(problem: Problem, sms: int, ranks: int) -> bool:
+    """Whether a simulation of so many ranks of the problem would take too long for a first call."""
     cols, gathers = problem.moved_columns, problem.record.gathers
     tile = reduction_shape(problem.m, cols, sms)
-    ranks = problem.world_size
     tiles = ranks * tiles_of(problem.m, cols, tile.block_m, tile.block_n)
     gathered = MOST_ELEMENTS * max(1, ranks // 4)  # simulating copies takes as long for any number of rows
     most_elements, most_tiles = (gathered, MOST_GATHERED) if gathers else (MOST_ADDED, MOST_SUMMED)

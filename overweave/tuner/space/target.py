@@ -11,10 +11,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.hardware.cards import H200, Gpu, MachineMatch, file_digest, find, machine_for, machine_named
+from overweave.hardware.cards import (
+    H200,
+    MOST_OF_ONE_HOST,
+    Gpu,
+    MachineMatch,
+    file_digest,
+    find,
+    hosts_like,
+    machine_for,
+    machine_named,
+)
 from overweave.hardware.machine import Machine, PeerAccess, decode, load, names
 from overweave.hardware.multicast import nccl_uses_it
 from overweave.memory.board.board import Board
+from overweave.memory.board.islands import Islands
 from overweave.memory.cuda.card import gpu_of, has_multicast
 from overweave.memory.cuda.heap import group_has_peer_access, has_peer_access, islands_have_peer_access
 from overweave.memory.group import Group, OfGroup
@@ -83,10 +94,10 @@ def _decode_calibrated(path: Path, gpu: Gpu, data: bytes) -> MachineMatch:
 class Target(Struct, frozen=True):
     """The device that a plan runs on.
 
-    is_hopper: sm_90. name: the GPU's, as its driver reports it; ignored on a CPU. peer_access: as of a Machine.
-    island_access: the same inside each island alone.
-    parted: which ranks lie on which islands, where there are several. found: the described machine that predictions are
-    made on. has_multicast: NVLink multicast, which NCCL uses unless it is switched off.
+    is_hopper: sm_90. name: the GPU's, as its driver reports it; ignored on a CPU. peer_access: as of a Machine, between
+    all ranks; island_access: inside each island. islands: the ranks of each, where there are several; parted: the same
+    as text. found: the described machine that predictions are made on. has_multicast: NVLink multicast, which NCCL uses
+    unless it is switched off.
     """
 
     kind: str
@@ -98,14 +109,24 @@ class Target(Struct, frozen=True):
     has_multicast: bool = False
     parted: str = ""
     island_access: bool = True
+    islands: tuple[tuple[int, ...], ...] = ()
 
     def machine(self, world_size: int) -> Machine | None:
         """Return the description for predictions of `world_size` ranks; None for a CPU, for more ranks than it can
-        have, and for ranks on several islands."""
-        machine = machine_for(self.found, world_size) if self.kind == "cuda" and not self.parted else None
-        if machine is None or machine.peer_access == self.peer_access:
+        have, and for ranks on several islands whose network is not described."""
+        machine = machine_for(self.found, world_size, self.islands) if self.kind == "cuda" else None
+        if machine is None or self.parted or machine.peer_access == self.peer_access:
             return machine
         return replace(machine, peers=PeerAccess(self.peer_access, "the GPUs at hand"))
+
+    @property
+    def machine_text(self) -> str:
+        """Return the described machine, and which one its hosts are joined as, if that is another."""
+        one = load(self.found.machine)
+        hosts = hosts_like(one) if self.parted else None
+        if hosts is None or hosts.name == one.name:
+            return str(self.found)
+        return f"{self.found}; its hosts are joined as those of {hosts.name}, a guess"
 
     @property
     def has_tuned_kernels(self) -> bool:
@@ -150,23 +171,52 @@ def _has_far_pairs(found: MachineMatch) -> bool:
 def target_of(device: torch.device, group: Group | None = None) -> Target:
     """Return the target of a device. With a group, what its ranks agree on: the first call of a group is collective,
     and raises RankMismatch and PeerError."""
-    parted = "" if group is None or group.world_size == 1 else Board.of(group).islands.parted
+    islands = None if group is None or group.world_size == 1 else Board.of(group).islands
+    several = islands.members if islands is not None and not islands.is_one else ()
+    parted = "" if islands is None else islands.parted
     if device.type == "cpu":
-        return Target("cpu", peer_access=not parted, parted=parted)
+        return Target("cpu", peer_access=not parted, parted=parted, islands=several)
     gpu = gpu_of(device)
     reaches = has_peer_access(device) if group is None else group_has_peer_access(group, device)
     found = machine_of(gpu) if group is None else agreed_machine(group, gpu)
     inside = reaches if group is None or not parted else islands_have_peer_access(group, device)
     hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
-    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, inside)
+    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, inside, several)
 
 
-def target_on(machine: Machine, found: MachineMatch | None = None) -> Target:
-    """Return a GPU of a described machine as target. found: its name, if it is not one of the package's."""
+def target_on(machine: Machine, found: MachineMatch | None = None, world_size: int = 1) -> Target:
+    """Return a GPU of a described machine as target, of a group of its first ranks. found: its name, if it is not one
+    of the package's."""
     is_hopper = any(tile.kernel == "hopper" for tile in machine.tiles)
     name = machine.card.names[0] if machine.card else machine.title
     found = found or MachineMatch(machine.name, machine.basis)
-    return Target("cuda", machine.processor.sms, is_hopper, name, machine.peer_access, found)
+    islands = on_paper(machine, world_size)
+    several = () if islands.is_one else islands.members
+    reaches = machine.peer_access and not several
+    target = Target("cuda", machine.processor.sms, is_hopper, name, reaches, found)
+    return replace(target, parted=islands.parted, island_access=machine.peer_access, islands=several)
+
+
+def over_hosts(target: Target, world_size: int) -> Target:
+    """Return a GPU as target of a group on as many hosts like those of its machine as the ranks need; unchanged if one
+    is enough, or if none are described."""
+    if target.kind != "cuda" or target.parted or machine_for(target.found, world_size) is not None:
+        return target
+    firsts = range(0, world_size, MOST_OF_ONE_HOST)
+    members = tuple(tuple(range(at, min(at + MOST_OF_ONE_HOST, world_size))) for at in firsts)
+    described = machine_for(target.found, world_size, members)
+    if described is None:
+        return target
+    islands = on_paper(described, world_size)
+    return replace(target, peer_access=False, parted=islands.parted, islands=islands.members)
+
+
+def on_paper(machine: Machine, world_size: int) -> Islands:
+    """Return the islands of the first ranks of a described machine."""
+    members = tuple(tuple(gpu for gpu in island if gpu < world_size) for island in machine.islands)
+    there = tuple(filter(None, members))
+    host_of = {gpu: f"host {at}" for at, island in enumerate(there) for gpu in island}
+    return Islands(there, tuple(host_of[gpu] for gpu in range(world_size)))
 
 
 def target_named(machine: str, world_size: int = 1) -> Target:
@@ -177,7 +227,7 @@ def target_named(machine: str, world_size: int = 1) -> Target:
     if described is None:
         asked = f"{world_size} ranks on {machine[:200]}"
         raise InputError(asked, f"it has {load(machine).gpus} GPUs", "Ask for fewer ranks, or another machine")
-    return target_on(described, found)
+    return target_on(described, found, world_size)
 
 
 def tile_options(target: Target, method: Method) -> dict[str, str | int]:

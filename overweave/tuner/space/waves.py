@@ -23,6 +23,7 @@ from overweave.schedules.catalog.catalog import matmul_config
 from overweave.schedules.families.wave_groups import count_waves, wave_tiles
 from overweave.schedules.methods.registry import methods_for
 from overweave.schedules.records.record import Method
+from overweave.sim.nccl import collective_us
 from overweave.tuner.space.space import Candidate, MethodFamily, full_options, reason_unsupported
 from overweave.tuner.space.target import Target
 
@@ -142,16 +143,16 @@ def wave_costs(machine: Machine, matmul: WaveGroups) -> WaveCosts:
     wave_us = flops / (rate.tflops * 1e6 * machine.dtype_share(matmul.dtype)) + rate.overhead_us
     tile_bytes = config.block_m * config.block_n * ITEMSIZE_BYTES[matmul.dtype]
 
-    def collective_us(tiles: int) -> float:
-        alone_us = machine.collective_us(matmul.function, matmul.world_size, tiles * tile_bytes)
+    def group_us(tiles: int) -> float:
+        alone_us = collective_us(machine, matmul.function, tuple(range(matmul.world_size)), tiles * tile_bytes)
         return max(0.0, alone_us - machine.latency.call.us)
 
     sizes = range(1, -(-matmul.tiles // matmul.per_wave) + 1)
     lacking = len(sizes) * matmul.per_wave - matmul.tiles
     return WaveCosts(
         wave_us,
-        tuple(collective_us(size * matmul.per_wave) for size in sizes),
-        tuple(collective_us(size * matmul.per_wave - lacking) for size in sizes),
+        tuple(group_us(size * matmul.per_wave) for size in sizes),
+        tuple(group_us(size * matmul.per_wave - lacking) for size in sizes),
     )
 
 

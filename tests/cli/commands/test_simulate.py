@@ -135,8 +135,8 @@ def test_a_file_is_verified_first(tmp_path: Path):
         (("all_gather_matmul.push", "--shape", "8,8,8", "--world", "0"), "greater than or equal to"),
         (("all_gather_matmul.push", "--shape", "512,512,100", "--world", "2"), "need a multiple of 16"),
         (("matmul_reduce_scatter.scatter", "--shape", "512,100,512", "--world", "2"), "need a multiple of 16"),
-        (("all_gather_matmul.push", "--shape", "256,256,256", "--world", "16"), "16 ranks on 8 GPUs"),
-        (("all_gather_matmul.push", "--shape", "64,64,64", "--world", "8", "--machine", "h200x4"), "8 ranks on 4 GPUs"),
+        (("all_gather_matmul.push", "--shape", "256,256,256", "--world", "16"), "hosts of h200x8x2 do not reach"),
+        (("all_gather_matmul.push", "--shape", "64,64,64", "--world", "9", "--machine", "h200x4"), "9 ranks on 4 GPUs"),
         (("all_gather_matmul.push", *SMALL, "--machine", "abacus"), "h200x4"),
         (("all_gather_matmul.push", *SMALL, "-o", "magic=1"), "magic"),
         (("no.such",), "neither a schedule nor a file"),
@@ -145,3 +145,17 @@ def test_a_file_is_verified_first(tmp_path: Path):
 )
 def test_what_it_refuses(words: tuple[str, ...], reason: str):
     assert reason in run(*words, exit_code=2)
+
+
+def test_ranks_of_several_hosts_take_the_librarys_calls_and_say_by_which_way():
+    words = ("--shape", "4096,4096,512", "--machine", "h800x8x2")
+    shown = run("all_gather_matmul.sequential", *words, "--world", "16")
+    assert "all_gather over 16 ranks of several hosts: ring LL" in shown
+    assert "simulated: ranks" not in shown
+
+
+def test_of_many_hosts_that_do_the_same_one_is_simulated_and_said_to_be():
+    words = ("--shape", "4096,4096,512", "--machine", "h800x8x2", "--world", "64")
+    assert "simulated: ranks 0 to 7 of 64, one island" in run("all_gather_matmul.sequential", *words)
+    report = json.loads(run("all_gather_matmul.sequential", *words, "--json"))
+    assert (report["world_size"], [rank["rank"] for rank in report["ranks"]]) == (64, list(range(8)))

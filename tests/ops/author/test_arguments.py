@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import overweave as ow
-from overweave.errors import InputError
+from overweave.errors import InputError, MachineError
 from overweave.ir.footprint import Dim, Operand
 from overweave.ops.author.arguments import (
     check_local_tensors,
@@ -22,6 +22,7 @@ from overweave.ops.author.arguments import (
     unhashable_error,
 )
 from overweave.runtime.authored import tensor_of
+from tests.islands import on_islands
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT
 
@@ -154,3 +155,24 @@ def test_tensors_that_lie_elsewhere_are_refused():
     assert "matmul_kernel: a_ptr: got FakeTensor" in fake
     assert "a_ptr: its layout is torch.sparse_coo" in sparse
     assert "a_ptr: it has no memory of its own" in wrapped
+
+
+def call_over_islands(schedule: str) -> str:
+    """What a kernel whose rows of A a schedule gathers raises in a group of two islands; "" if it runs."""
+    fused = ow.compile(MATMUL, schedule)
+    strides = {"stride_am": 64, "stride_ak": 1, "stride_bk": 64, "stride_bn": 1, "stride_cm": 64, "stride_cn": 1}
+    tensors = {"a_ptr": torch.ones(32, 64), "b_ptr": torch.ones(64, 64), "c_ptr": torch.zeros(64, 64)}
+    try:
+        fused(**tensors, **NUMBERS, **strides)
+    except MachineError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+def test_a_kernel_whose_rows_reach_other_islands_is_refused_by_its_name():
+    for found in run_ranks(on_islands, 2, "ab", call_over_islands, "all_gather.push"):
+        assert "run matmul_kernel of" in found
+        assert "rank 0 on a and rank 1 on b do not reach each other's memory" in found
+    by_library = run_ranks(on_islands, 2, "ab", call_over_islands, "all_gather.collective")
+    assert all("reach" not in each for each in by_library)  # the pool has no interpreter to run it with
