@@ -57,7 +57,7 @@ def wrong(given: Travelling, experts: int, ranks: int) -> list[str]:
 def main() -> None:
     torch.manual_seed(0)
     count = 0
-    with patch("torch.cuda.device"), patch.object(travelling, "AT_ONCE", 128):  # several programs
+    with patch("torch.cuda.device"), patch.object(travelling, "ELEMENTS", 128):  # several programs
         for tokens, top, experts, ranks, has_weights, scales in CASES:
             found = wrong(given_of(tokens, top, experts, has_weights, scales), experts, ranks)
             count += len(found)

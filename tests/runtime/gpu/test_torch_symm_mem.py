@@ -114,4 +114,4 @@ def test_what_the_caller_captures_is_enqueued_and_keeps_its_memory(
         for _ in range(3):
             assert told(call, here, log) == ["sum"]
     assert call.was_captured
-    assert call._captured == heaps
+    assert call._captured_heaps == heaps
