@@ -17,6 +17,7 @@ from overweave.tuner.measure.baselines import SEQUENTIAL
 
 KERNEL, PACKED_SHARE = HOPPER, 32
 GATHER, SCATTER, REDUCE = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE
+RECEIVE, SEND = "all_to_all_matmul", "matmul_all_to_all"
 
 
 class Case(NamedTuple):
@@ -31,8 +32,11 @@ class Case(NamedTuple):
 
 
 def has_few_launches(method: Method) -> bool:
-    """Whether a library does all of it, or adds nothing and multiplies no pieces of shards, of which there are many."""
-    in_pieces = method.takes("carrier") or (method.is_plain and method.takes("pieces"))
+    """Whether a library does all of it, or adds nothing and multiplies no pieces of shards, of which there are many.
+
+    A method on two levels has not: its calls go to parts of a group that lies on several hosts.
+    """
+    in_pieces = method.takes("carrier") or method.has_levels or (method.is_plain and method.takes("pieces"))
     return (method.is_plain and not in_pieces) or (not in_pieces and (method.adds is None or method.adds.by != LIBRARY))
 
 
@@ -46,11 +50,12 @@ class Sizes(NamedTuple):
     device: str = "cpu"
 
 
-# Every method, in the kernel of Hopper if it has one; and what may be asked beside a product. Of plans whose sums are
-# passes of a library between other steps, the one that a shipped table takes.
+# Every method, in the kernel of Hopper if it has one; and what may be asked beside a product. Of plans by shards or
+# blocks, and of those whose sums are passes of a library between other steps, the ones that a shipped table takes.
 CASES = (
     *(Case(*one) for plain in OFFERED if has_few_launches(plain.method) for one in in_kernels(plain, (KERNEL,))),
-    Case(SCATTER, "per_shard"),
+    *(Case(operator, "per_shard") for operator in (GATHER, SCATTER)),
+    *(Case(operator, "per_peer") for operator in (RECEIVE, SEND)),
     Case(GATHER, f"push {KERNEL} order=all_peers pieces=2"),
     *(Case(GATHER, f"push {KERNEL}", beside) for beside in ("three weights", "bias silu", "gate", "fp8")),
     Case(REDUCE, f"two_shot {KERNEL}", "norm"),

@@ -56,7 +56,7 @@ def dispatch_buffers(sizes: SendSizes, ranks: int) -> tuple[dict[str, SymmetricB
     if sizes.beside:
         buffers["beside"] = SymmetricBuffer(ranks * sizes.shard, sizes.beside, torch.int32)
     buffers["counts"] = SymmetricBuffer(ranks, ranks + 1, torch.int32)
-    return buffers, {"counted": TileChannel(Tiles(ranks, 1, 1, 1, ranks)), **channels}
+    return buffers, {"counts": TileChannel(Tiles(ranks, 1, 1, 1, ranks)), **channels}
 
 
 def combine_buffers(sizes: SendSizes, ranks: int) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
@@ -80,13 +80,13 @@ def write_dispatch(
     push, land = steps
     peers, own, each = _peers(call), _block(call.rank, sizes), slice(call.rank, call.rank + 1)
     names = [name for name in ("landed", "beside") if name in given]
-    told = [Sent(((given["counts"], call.part("counts", peer)[each]),), "counted", call.rank) for peer in peers]
+    told = [Sent(((given["counts"], call.part("counts", peer)[each]),), "counts", call.rank) for peer in peers]
     sent = [
         Sent(tuple((given[name], call.part(name, peer)[own]) for name in names), "arrived", call.rank, sizes.programs)
         for peer in peers
     ]
     call.queue("pushes").rank_rows(TileRows("push", *push, sends=(*told, *sent)))
-    awaits = tuple((channel, peer) for channel in ("counted", "arrived") for peer in peers)
+    awaits = tuple((channel, peer) for channel in ("counts", "arrived") for peer in peers)
     reads = [Uses(call.part("counts")[peer : peer + 1], "counts", peer) for peer in peers]
     for peer in peers:
         block = _block(peer, sizes)

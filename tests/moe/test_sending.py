@@ -44,7 +44,7 @@ def changed(kind: str, change: Change) -> set[str]:
         return refusals(kind)
 
 
-CHANNELS = [("dispatch", "counted"), ("dispatch", "arrived"), ("combine", "arrived")]
+CHANNELS = [("dispatch", "counts"), ("dispatch", "arrived"), ("combine", "arrived")]
 
 
 @pytest.mark.parametrize(("kind", "channel"), CHANNELS)

@@ -177,4 +177,6 @@ def short_of_rows() -> str:
 
 
 def test_the_catalog_has_its_schedules():
-    assert catalog.names(OPERATOR) == tuple(f"{OPERATOR}.{name}" for name in ("sequential", "per_peer", "push", *FINER))
+    known = tuple(name for name in catalog.names(OPERATOR) if not name.endswith(".synth"))  # of a room above
+    ours = ("sequential", "per_peer", "push", "islands", *FINER)
+    assert known == tuple(f"{OPERATOR}.{name}" for name in ours)

@@ -104,4 +104,4 @@ def test_config_is_passed_on() -> None:
 def test_tensors_of_a_tuple_within_a_tuple_are_aligned_as_a_launch_finds_them() -> None:
     """Else another layout is compiled than runs."""
     attrs = norm_case("bfloat16", 4, row_shape(1 << 20, 4096, 132), True).source.attrs
-    assert {attrs[f"after.{name}"] for name in ("residual", "z", "inputs.0")} == {16}
+    assert {attrs[f"epilogue_args.{name}"] for name in ("residual", "z", "inputs.0")} == {16}

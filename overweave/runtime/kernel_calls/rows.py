@@ -16,7 +16,7 @@ PUSH_WARPS, LAND_WARPS, ADD_WARPS = 16, 8, 4
 # Programs that wait for peers: together with those that push they never fill a GPU.
 LAND_PROGRAMS, ADD_PROGRAMS = 64, 256
 ADD_COLUMNS = 1024  # columns
-COUNTS_CHANNEL, ROWS_CHANNEL = ChannelArgument("counted"), ChannelArgument("arrived")
+COUNTS_CHANNEL, ROWS_CHANNEL = ChannelArgument("counts"), ChannelArgument("arrived")
 COUNTS, STAGING, META_STAGING = TensorArgument("counts"), TensorArgument("landed"), TensorArgument("beside")
 
 

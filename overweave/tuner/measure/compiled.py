@@ -130,6 +130,8 @@ def families(choice: ScheduleChoice) -> tuple[ScheduleFamily, ...]:
     collective = choice.removesuffix(AUTO)
     known = transports()
     names = [name for name in known if f"{name}_".startswith((f"{collective}.", f"{collective}_"))]
+    # Of moves that are written for given links the caller names the links: they stand for no others.
+    names = [name for name in names if all(option.name != "links" for option in known[name].options)]
     if not names:
         valid = sorted({name.split(".")[0] + AUTO for name in known})
         raise InputError(f"schedule {choice[:40]!r}", "there is no such collective", f"Use one of {', '.join(valid)}")

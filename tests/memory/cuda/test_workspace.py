@@ -21,7 +21,7 @@ def own() -> Any:
     """The workspace of a group on the GPU, as far as it settles."""
     made = object.__new__(workspace.Workspace)
     made.chain = SimpleNamespace(last_call=None)
-    made._watcher, made._report = SimpleNamespace(failure=None), [0] * 64
+    made._watcher, made._report, made._in_reach = SimpleNamespace(failure=None), [0] * 64, tuple(range(8))
     return made
 
 
