@@ -16,17 +16,20 @@ from overweave.lower.work import MatmulOp, machine_of
 from overweave.lower.writer import LowerPath
 from overweave.schedules.catalog.catalog import build
 
-# Placements of x, w and y along one mesh dimension -> the operator, and its method for each path.
-SERVED: dict[tuple[str, str, str], tuple[str, Mapping[str, str]]] = {
+# Placements of x, w and y along one mesh dimension -> the operator, the size that ranks share out, and its method for
+# each path.
+SERVED: dict[tuple[str, str, str], tuple[str, str, Mapping[str, str]]] = {
     ("S0", "S1", "S1"): (
         all_gather_matmul.OPERATOR.name,
+        "n",
         {"direct": "sequential", "template": "push", "synth": "synth"},
     ),
     ("S1", "S0", "S0"): (
         matmul_reduce_scatter.OPERATOR.name,
+        "k",
         {"direct": "sequential", "template": "scatter", "synth": "synth"},
     ),
-    ("S1", "S0", "R"): (matmul_all_reduce.OPERATOR.name, {"direct": "sequential", "template": "two_shot"}),
+    ("S1", "S0", "R"): (matmul_all_reduce.OPERATOR.name, "k", {"direct": "sequential", "template": "two_shot"}),
 }
 
 
@@ -37,12 +40,11 @@ def fused_plan(
     sizes or the machine."""
     if len(mesh.shape) > 1 or op.slices != (1, 1):
         return None
-    operator, methods = SERVED.get((placed["x"][0], placed["w"][0], placed["y"][0]), ("", {}))
+    operator, split, methods = SERVED.get((placed["x"][0], placed["w"][0], placed["y"][0]), ("", "", {}))
     links = machine_of(mesh).name if path == "synth" else ""
     if path not in methods or (links and links not in names()):
         return None
     whole = {"n": op.n, "k": op.k}
-    split = "n" if operator == all_gather_matmul.OPERATOR.name else "k"
     if whole[split] % mesh.ranks:
         return None
     whole[split] //= mesh.ranks

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from overweave import Reduction
-from overweave.ir.launch.streams import waits_without_deadline
+from overweave.ir.launch.streams import streams_that_wait, waits_without_deadline
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import COPY_ENGINE, Plan
+from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.rules.deadlock import launch_order
 from overweave.ir.verify.rules.graphs import build_graph
@@ -60,16 +60,16 @@ def check_unheard(plan: Plan) -> None:
     order = launch_order(graph, findings)
     assert order is not None
     past = past_of(graph, order)
-    engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
+    streams = streams_that_wait(plan)
     for rank, positions in enumerate(graph.of_rank):
         before = NONE
         for at in positions:
-            if engines[graph.operations[at].queue] != COPY_ENGINE:
+            if graph.operations[at].queue not in streams:
                 before = union((before, past.before[at], past.late.get(at, NONE)))
         missed = set()
         for at in positions:
             operation = graph.operations[at]
-            for wait in operation.all_waits if engines[operation.queue] == COPY_ENGINE else ():
+            for wait in operation.all_waits if operation.queue in streams else ():
                 keys = {graph.key(wait.pad, rank, signal) for signal in range(*wait.signals)}
                 makers = [maker for maker, told in enumerate(graph.notified) if keys & set(told)]
                 if any(graph.operations[one].rank != rank and not past.has(before, one) for one in makers):
