@@ -148,7 +148,7 @@ _WAIT = """        verdict = wait_for_tile(
             table, tile, protocol.signals, protocol.words, protocol.limits, protocol.world_size
         )  # fmt: skip
 """
-_MOVE = """            move_words(target, origin, count, BLOCK, BULK, ALONE=True)
+_MOVE = """            move_words(target, source_row_pointer, count, BLOCK, BULK, ALONE=True)
 """
 _NOTIFY = """        signal = read_column(table, tile, SIGNAL)
         if signal != SIGNALS_NOBODY:

@@ -143,7 +143,7 @@ def test_a_rule_left_out_of_verify_is_missed(monkeypatch, rule, mutation):
                 super().add(found, operation, message, region)
 
     monkeypatch.setattr(passes, "Findings", Lenient)
-    campaign, seed = (verify_mutations.campaign, 2) if mutation in MUTATIONS else (plan_mutations.campaign, 1)
+    campaign, seed = (verify_mutations.campaign, 2) if mutation in MUTATIONS else (plan_mutations.campaign, 2)
     assert campaign(60, seed, (mutation,))[mutation].wrong_accepted
 
 

@@ -122,6 +122,6 @@ def test_explained_weighs_every_candidate(tmp_path, monkeypatch: pytest.MonkeyPa
     assert text.count("predicted") > 5
     assert "torch.fused" in text
     ragged = str(explain_choice(replace(PROBLEM, n=3841), GPU))
-    kept_back = "push", "gather_packed", "pull", "ring", "double_ring", "islands"
+    kept_back = "push", "gather_packed", "pull", "ring", "double_ring", "islands", "synth"
     assert ragged.count("multiples of 8") == len(kept_back)  # once for each
     assert "on the nearest known problem" in ragged
