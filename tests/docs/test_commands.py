@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from overweave.cli.main import COMMANDS, app
 from overweave.ir.operators.registry import OPERATORS
+from overweave.schedules.records.attention import ATTENTION
+from overweave.schedules.records.experts import EXPERTS
 from tests.docs.blocks import PAGES
 
 COMMAND = re.compile(r"^(?:    |\$ )?overweave ([a-z]+ .*)$", re.MULTILINE)
@@ -56,7 +58,8 @@ def test_each_is_one(words: list[str]):
     context = command.make_context(words[0], words[1:])
     operator = context.params.get("operator")
     if words[0] in OF_OPERATORS and operator and ".py:" not in operator:
-        assert operator in (*OPERATORS, "block", "experts")
+        programs = [name for family in (ATTENTION, EXPERTS) for name in (family.subject, *family.operators)]
+        assert operator in (*OPERATORS, "block", *programs)
 
 
 @pytest.mark.slow
