@@ -144,7 +144,7 @@ def _promises(tile: Tile) -> dict[str, Any]:
         stores += [*_names("out", tile.weights), *(["total_tiles"] if tile.addends else [])]
         stores += [f"tiles_{index}" for index in range(1, peers + 1)]
         stores += [f"sums_{index}" for index in range(1, peers + 1) if tile.stored.spreads]
-    told = Guard("*peers.table" if peers else "protocol.signals", tuple(stores), optional=True)
+    told = Guard("*peers.peer_table" if peers else "protocol.signals", tuple(stores), optional=True)
     guarded = [Guard("protocol.signals", ("a_workspace",) if tile.variant.two_sources else ("a_shard",), optional=True)]
     if tile.addends:  # one more wait, with its alarm's look
         names = "addend_tiles" if is_hopper and tile.addends == 1 else "*addends"

@@ -96,12 +96,12 @@ class Arrivals(NamedTuple):
 
 
 class PeerStores(NamedTuple):
-    """Where tiles store at other ranks; None: they do not. table: int64 (kernels/tile_end.py).
+    """Where tiles store at other ranks; None: they do not. peer_table: int64 (kernels/tile_end.py).
 
     spread_ranks: the number of ranks, if some sums are stored at all ranks.
     """
 
-    table: Any = None
+    peer_table: Any = None
     spread_ranks: int | None = None
 
 

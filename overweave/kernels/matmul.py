@@ -103,7 +103,7 @@ def matmul_kernel(
         target = select_by_weight(weight, outputs.out, outputs.out_1, outputs.out_2, traits.weights)
         if outputs.total is not None:
             target = tl.where(read_column(table, tile, INTO) == 0, target, outputs.total)
-        if peers.table is not None:
+        if peers.peer_table is not None:
             target = output_pointer(target, table, tile, peers)
         cols_end = select_by_weight(weight, outputs.n, outputs.n_1, outputs.n_2, traits.weights)
         b_matrix = select_by_weight(weight, b, b_1, b_2, traits.weights)
@@ -230,7 +230,7 @@ def end_tile(
         inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
         addresses = target + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]
         tl.store(addresses, value.to(target.dtype.element_ty), mask=inside)
-    if peers.table is not None:
+    if peers.peer_table is not None:
         notify_stored_tile(table, tile, peers, verdict, protocol.world_size)
     else:
         finish_tile(table, tile, protocol.signals, verdict)

@@ -67,7 +67,7 @@ def column_offset(weight, n, n_1, WEIGHTS: tl.constexpr):
 
 # A tile stores its result, and notifies, at its own rank, at one peer, or (a sum) at every rank (`TileRow.to`).
 #
-# `peers.table`, int64: for step 0, 1, ... of the group, two words of rank (own + step) % world_size: the address of its
+# `peers.peer_table`, int64: for step 0, 1, .., two words of rank (own + step) % world_size: the address of its
 # signals, and the byte offset of its workspace memory from the own one, the same for all buffers. Then two words: the
 # address of the own buffer to which peers' sums go, or 0; the interval in ns between strips that the Hopper kernel
 # stores at a peer.
@@ -78,21 +78,21 @@ AT_ALL = tl.constexpr(ALL_RANKS)
 @triton.jit
 def at_peer(pointer, peers, steps):
     """Return a workspace pointer of this rank translated to rank (own + steps) % world_size."""
-    distance = tl.load(peers.table + 2 * steps + 1)
+    distance = tl.load(peers.peer_table + 2 * steps + 1)
     return tl.multiple_of((pointer.to(tl.int64, bitcast=True) + distance).to(pointer.dtype, bitcast=True), 16)
 
 
 @triton.jit
 def sums_at_peer(out, peers, steps):
     """Return where rank (own + steps) % world_size keeps the all-reduced sums that this rank stores in `out`."""
-    address = tl.load(peers.table + 2 * peers.spread_ranks) + tl.load(peers.table + 2 * steps + 1)
+    address = tl.load(peers.peer_table + 2 * peers.spread_ranks) + tl.load(peers.peer_table + 2 * steps + 1)
     return tl.multiple_of(address.to(out.dtype, bitcast=True), 16)
 
 
 @triton.jit
 def signals_at_peer(peers, steps):
     """Return a pointer to the signals of rank (own + steps) % world_size."""
-    return tl.load(peers.table + 2 * steps).to(tl.pointer_type(tl.int32))
+    return tl.load(peers.peer_table + 2 * steps).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit

@@ -259,7 +259,7 @@ def output_of_tile(table, tile, weight, outputs, peers, WEIGHTS: gl.constexpr):
     target = select_by_weight(weight, outputs.out, outputs.out_1, outputs.out_2, WEIGHTS)
     if outputs.total is not None:
         target = gl.where(read_column(table, tile, INTO) == 0, target, outputs.total)
-    if peers.table is not None:
+    if peers.peer_table is not None:
         target = output_pointer(target, table, tile, peers)
     return target
 

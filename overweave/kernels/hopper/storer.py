@@ -73,7 +73,7 @@ def tma_store_paced(target, c_tiles, consumer, row, col, missing, interval_ns, S
 def strip_interval_ns(peers, world_size, tile, tiles):
     """Return the interval between strips (kernel_calls/bind.py); 0 for a program's last tile: no loads follow."""
     is_last = tile + gl.num_programs(0) >= tiles
-    return gl.where(is_last, 0, gl.load(peers.table + 2 * world_size + 1)).to(gl.int32)
+    return gl.where(is_last, 0, gl.load(peers.peer_table + 2 * world_size + 1)).to(gl.int32)
 
 
 @gluon.jit
