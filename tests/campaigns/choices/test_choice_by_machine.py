@@ -47,7 +47,7 @@ def test_a_choice_that_looks_at_too_little_is_seen(monkeypatch: pytest.MonkeyPat
     """Rings, and what is written for the links, left out of the first call, not of the simulation of all methods."""
     explore, left_out = Model.explore, ("ring", "synth")
 
-    def overlooking(self: Model, families: Any) -> Any:
+    def overlooking(self: Model[Any], families: Any) -> Any:
         return explore(self, [each for each in families if not any(word in each.plan for word in left_out)])
 
     monkeypatch.setattr(Model, "explore", overlooking)
