@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.speedup_chart import bars_of, draw, geometric_mean, shown_in
 from overweave.ir.operators.registry import OPERATORS
-from overweave.lower import methods as _synthesized  # noqa: F401 - registers them
 from overweave.schedules.methods.registry import methods_for
 
 ROOT = Path(__file__).parent.parent

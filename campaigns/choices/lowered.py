@@ -38,14 +38,14 @@ from overweave.lower import (
     shard,
     shift,
 )
-from overweave.lower.links import gather_bound_us
 from overweave.lower.nest import NestWord
-from overweave.lower.synth import gather_on
 from overweave.lower.writer import PATHS
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.by_moves import by_moves
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.record import Method
+from overweave.schedules.synthesis.links import gather_bound_us
+from overweave.schedules.synthesis.templates import gather_on
 from overweave.sim.simulate import total_us
 
 SIZE, SEQUENCE = MatmulOp(16384, 8192, 8192), AttentionOp(1, 32, 32768, 128)

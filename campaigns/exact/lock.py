@@ -28,7 +28,6 @@ from overweave.ir.operators.registry import record_of
 from overweave.ir.pause_gc import without_collection
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
-from overweave.lower import methods as _synthesized  # noqa: F401 - registers them
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.record import Method, SettingValue, combinations

@@ -10,7 +10,6 @@ from overweave.cli.pictures.png import save_png
 from overweave.cli.trial_output import global_shape, simulate_schedule
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
-from overweave.lower import methods as _synthesized  # noqa: F401 - registers them
 from overweave.schedules.methods.registry import methods_for
 from overweave.schedules.records.record import Method
 from overweave.tuner.store.cache import decode, shipped_files

@@ -20,7 +20,6 @@ from overweave.ir.schedule import LIMIT, Schedule
 from overweave.ir.text.files import read_file
 from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.ir.verify.rules.verdict import Verdict
-from overweave.lower import methods as _synthesized  # noqa: F401 - registers them
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tiles.order import tile_count, tile_orders
 from overweave.tuner.space.shapes import ShapeCase

@@ -1,4 +1,4 @@
-"""Communication that other compilers decided, as proven plans: placements, loop nests, and synthesis for any links."""
+"""Communication that other compilers decided, as proven plans: placements and loop nests."""
 
 from overweave.lower.layouts import RankMesh
 from overweave.lower.nest import Nest, buffer, loop, parallelize, shard, shift

@@ -10,49 +10,41 @@ from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.lower import methods as _synthesized  # noqa: F401 - registers them
 from overweave.lower.layouts import Placements, RankMesh
 from overweave.lower.work import MatmulOp, machine_of
-from overweave.lower.writer import LowerPath
 from overweave.schedules.catalog.catalog import build
+from overweave.schedules.methods.registry import methods_for
+from overweave.schedules.records.record import LoweringPath
 
-# Placements of x, w and y along one mesh dimension -> the operator, the size that ranks share out, and its method for
-# each path.
-SERVED: dict[tuple[str, str, str], tuple[str, str, Mapping[str, str]]] = {
-    ("S0", "S1", "S1"): (
-        all_gather_matmul.OPERATOR.name,
-        "n",
-        {"direct": "sequential", "template": "push", "synth": "synth"},
-    ),
-    ("S1", "S0", "S0"): (
-        matmul_reduce_scatter.OPERATOR.name,
-        "k",
-        {"direct": "sequential", "template": "scatter", "synth": "synth"},
-    ),
-    ("S1", "S0", "R"): (matmul_all_reduce.OPERATOR.name, "k", {"direct": "sequential", "template": "two_shot"}),
+# Placements of x, w and y along one mesh dimension -> the operator, and the size that ranks share out.
+SERVED = {
+    ("S0", "S1", "S1"): (all_gather_matmul.OPERATOR.name, "n"),
+    ("S1", "S0", "S0"): (matmul_reduce_scatter.OPERATOR.name, "k"),
+    ("S1", "S0", "R"): (matmul_all_reduce.OPERATOR.name, "k"),
 }
 
 
 def fused_plan(
-    op: MatmulOp, mesh: RankMesh, path: LowerPath, placed: Mapping[str, Placements]
+    op: MatmulOp, mesh: RankMesh, path: LoweringPath, placed: Mapping[str, Placements]
 ) -> tuple[Plan, tuple[str, str]] | None:
     """Return the plan of an operator, with its name and what `plan=` takes; None where none serves the placements, the
     sizes or the machine."""
     if len(mesh.shape) > 1 or op.slices != (1, 1):
         return None
-    operator, split, methods = SERVED.get((placed["x"][0], placed["w"][0], placed["y"][0]), ("", "", {}))
-    links = machine_of(mesh).name if path == "synth" else ""
-    if path not in methods or (links and links not in names()):
+    operator, split = SERVED.get((placed["x"][0], placed["w"][0], placed["y"][0]), ("", ""))
+    method = next((method for method in methods_for(operator) if method.lowering == path), None)
+    if method is None:
         return None
+    links = machine_of(mesh).name if method.takes("links") else ""
     whole = {"n": op.n, "k": op.k}
-    if whole[split] % mesh.ranks:
+    if (links and links not in names()) or whole[split] % mesh.ranks:
         return None
     whole[split] //= mesh.ranks
     problem = Problem(operator=operator, m=op.m, n=whole["n"], k=whole["k"], world_size=mesh.ranks, dtype=op.dtype)
     options = {"links": links} if links else {}
     try:
-        plan = build(f"{operator}.{methods[path]}", problem, options)
+        plan = build(method.full_name, problem, options)
         verify_plan(plan, MachineLimits()).raise_if_refused()
     except (InputError, ScheduleError):  # rows that its kernel does not load
         return None
-    return plan, (operator, " ".join([methods[path], *(f"{name}={value}" for name, value in options.items())]))
+    return plan, (operator, " ".join([method.name, *(f"{name}={value}" for name, value in options.items())]))

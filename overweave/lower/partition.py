@@ -33,13 +33,16 @@ from overweave.lower.work import (
     plan_of,
     promised,
 )
-from overweave.lower.writer import Cuboid, Held, LowerPath, Members, Shape, StepWriter, Terms, inside
+from overweave.lower.writer import Cuboid, Held, Members, Shape, StepWriter, Terms, inside
 from overweave.schedules.communication import EXCHANGES, TILES, W, X, Y
+from overweave.schedules.records.record import LoweringPath
 
 Local = tuple[Placements, ...]  # of factors and the result where a rank computes
 
 
-def placements(op: Op, *, inputs: Mapping[str, Any], outputs: Any, mesh: Any, path: LowerPath = "template") -> Lowered:
+def placements(
+    op: Op, *, inputs: Mapping[str, Any], outputs: Any, mesh: Any, path: LoweringPath = "template"
+) -> Lowered:
     """Return the plan of a matmul, or of attention, whose factors and result lie on a mesh as placements say.
 
     inputs: placements by tensor, `x` and `w`, or `q`, `k` and `v`; outputs: of the result; as `placements_of` reads
@@ -69,7 +72,7 @@ class MeshWork:
     """What a matmul and attention have in common: redistributions before and behind. Dimensions of tensors are batch,
     rows and columns here."""
 
-    def __init__(self, name: str, mesh: RankMesh, path: LowerPath, dtype: Dtype) -> None:
+    def __init__(self, name: str, mesh: RankMesh, path: LoweringPath, dtype: Dtype) -> None:
         self.mesh, self.steps, self.machine = mesh, list[CommStep](), machine_of(mesh)
         self.item_bytes = ITEMSIZE_BYTES[dtype]
         self.writer = StepWriter(name, mesh.ranks, path, self.machine)
@@ -148,7 +151,7 @@ OF_PARTIAL = {("P", "R"): ("P", "R", "P"), ("R", "P"): ("R", "P", "P")}
 class _MatmulWork(MeshWork):
     """given, local: placements of x, w and y, of callers and where ranks multiply."""
 
-    def __init__(self, op: MatmulOp, mesh: RankMesh, path: LowerPath, placed: Mapping[str, Placements]) -> None:
+    def __init__(self, op: MatmulOp, mesh: RankMesh, path: LoweringPath, placed: Mapping[str, Placements]) -> None:
         super().__init__("matmul", mesh, path, op.dtype)
         self.op, self.given = op, {name: inner(placed[name], (1, 2)) for name in (X, W, Y)}
         self.shapes = shapes_of(op)
@@ -245,7 +248,7 @@ OF_ATTENTION = (("R", "R", "R"), ("S0", "S0", "S0"), ("S2", "S2", "S2"), ("S1", 
 class _AttentionWork(MeshWork):
     """given: placements of q, k, v and o, as callers have them."""
 
-    def __init__(self, op: AttentionOp, mesh: RankMesh, path: LowerPath, placed: Mapping[str, Placements]) -> None:
+    def __init__(self, op: AttentionOp, mesh: RankMesh, path: LoweringPath, placed: Mapping[str, Placements]) -> None:
         super().__init__("attention", mesh, path, op.dtype)
         if partial := next((name for name, places in placed.items() if "P" in places), None):
             raise InputError(f"placements of {partial}", "a partial sum", "Reduce it before: softmax is of whole rows")

@@ -15,13 +15,14 @@ from overweave.lower.layouts import Placements, mesh_of
 from overweave.lower.nest import Nest, Read, read
 from overweave.lower.partition import MeshWork, inner, shapes_of
 from overweave.lower.work import CommStep, Lowered, MatmulOp, check_request, contents, plan_of, promised
-from overweave.lower.writer import Cuboid, Held, LowerPath, Shape, Terms, inside, is_empty
+from overweave.lower.writer import Cuboid, Held, Shape, Terms, inside, is_empty
 from overweave.schedules.communication import COPIES, MAIN, TILES, W, X, Y, shifted
+from overweave.schedules.records.record import LoweringPath
 
 Numbers = tuple[int, ...]  # of all loops, at one step
 
 
-def loops(nest: Nest, *, mesh: Any, path: LowerPath = "template") -> Lowered:
+def loops(nest: Nest, *, mesh: Any, path: LoweringPath = "template") -> Lowered:
     """Return the plan of a loop nest.
 
     mesh, path: as of `placements`. Blocks of a loop that are kept come from the neighbour who used them one step
@@ -41,7 +42,7 @@ class _Walk(MeshWork):
     """What a matmul and attention have in common. homes: tensors as callers have them, or gathered. staged: where
     blocks of peers land. shared: where peers pull from."""
 
-    def __init__(self, name: str, found: Read, path: LowerPath, dims: tuple[int, ...]) -> None:
+    def __init__(self, name: str, found: Read, path: LoweringPath, dims: tuple[int, ...]) -> None:
         super().__init__(name, found.mesh, path, found.op.dtype)
         self.read, self.dims = found, dims
         self.given = {name: inner(placed, dims) for name, placed in found.homes.items()}
@@ -147,7 +148,7 @@ class _Walk(MeshWork):
 
 
 class _MatmulWalk(_Walk):
-    def __init__(self, found: Read, path: LowerPath) -> None:
+    def __init__(self, found: Read, path: LoweringPath) -> None:
         super().__init__("matmul_loops", found, path, (1, 2))
         self.shape = self.shapes[Y]
 
@@ -207,7 +208,7 @@ class _MatmulWalk(_Walk):
 class _AttentionWalk(_Walk):
     """Every step makes a piece of the result; a last kernel merges all pieces of a rank."""
 
-    def __init__(self, found: Read, path: LowerPath) -> None:
+    def __init__(self, found: Read, path: LoweringPath) -> None:
         super().__init__("attention_loops", found, path, (0, 2, 1))
         self.shape = self.shapes["o"]
 

@@ -12,7 +12,8 @@ from overweave.ir.plan import PartialSums, Plan
 from overweave.ir.schedule import Apply, Goal, InitialContents, Schedule
 from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.lower.layouts import RankMesh
-from overweave.lower.writer import PATHS, Cuboid, Held, LowerPath, Members
+from overweave.lower.writer import PATHS, Cuboid, Held, Members
+from overweave.schedules.records.record import LoweringPath
 from overweave.sim.realize import realize
 
 
@@ -92,7 +93,7 @@ def machine_of(mesh: RankMesh) -> Machine:
     return mesh.machine or load(default_for(mesh.ranks))
 
 
-def plan_of(schedule: Schedule, mesh: RankMesh, dtype: Dtype, path: LowerPath) -> Plan:
+def plan_of(schedule: Schedule, mesh: RankMesh, dtype: Dtype, path: LoweringPath) -> Plan:
     """The plan of a handwritten schedule; where kernels compute whose tables are their own, the schedule alone is
     proven. Only sums of a template are rounded once. Raises ScheduleRefused."""
     plan = realize(schedule, machine_of(mesh), dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from msgspec.structs import replace
 
@@ -32,13 +32,13 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.shards import shard_rows
-from overweave.lower.search import gathered, traded
 from overweave.schedules.assemble_schedule import credits
 from overweave.schedules.communication import COMPLETE, COPIES, ISSUE, MAIN, TILES, Communication, common
+from overweave.schedules.records.record import LoweringPath
 from overweave.schedules.signals import with_signals
+from overweave.schedules.synthesis.search import gathered, traded
 
-LowerPath = Literal["direct", "template", "synth"]
-PATHS: tuple[LowerPath, ...] = ("direct", "template", "synth")
+PATHS: tuple[LoweringPath, ...] = get_args(LoweringPath)
 MEGABYTE = 1 << 20  # a chunk by which ways are searched: latencies do not decide them
 
 CALLERS = ("input", "output")
@@ -136,7 +136,7 @@ class StepWriter:
     into: where the result of the next step belongs, if it may lie there at once.
     """
 
-    def __init__(self, name: str, ranks: int, path: LowerPath, machine: Machine) -> None:
+    def __init__(self, name: str, ranks: int, path: LoweringPath, machine: Machine) -> None:
         self.name, self.ranks, self.path, self.machine = name, ranks, path, machine
         self.library: str = MAIN
         self.into: Held | None = None

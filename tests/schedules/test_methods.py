@@ -33,6 +33,7 @@ RECORDS = (  # of operators, of what torch brings, of authors' kernels
 FOLLOWERS = ("addresses.access", "loop_carried", "walk.evaluate", "walk.follow", "source.language", "rectangles")
 EXCHANGES = {"scatter", "two_shot"}
 OTHER_WORDS = {
+    "overweave.lower.writer": {"synth"},  # a path by which steps of other compilers are written
     **{f"overweave.compiler.frontend.{name}": {"scatter"} for name in FOLLOWERS},
     "overweave.kernels.packed.exchange": EXCHANGES,
     "overweave.ir.plan": {"two_shot"},

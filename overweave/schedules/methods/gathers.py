@@ -40,6 +40,7 @@ _messages = partial(
 METHODS = (
     _library(
         name="sequential",
+        lowering="direct",
         transport="all_gather.collective",
         summary="library all-gather, then one library matmul",
         write=by_moves(gather_templates.at_once),
@@ -57,6 +58,7 @@ METHODS = (
     ),
     _tiles(
         name="push",
+        lowering="template",
         summary="pieces pushed by copy engine or kernel, tiles of one kernel wait",
         source="Flux (arXiv 2406.06858) 4.2; with all_peers and pieces, FiCCO",
         write=by_moves(gather_templates.push),

@@ -82,6 +82,7 @@ def _by_library(operator: str, collective: str, *options_of_waves: Option) -> tu
     return (
         library(
             name="sequential",
+            lowering="direct",
             transport=f"{collective.replace('-', '_')}.collective",
             summary=f"one library matmul, then library {collective}",
             write=summed_by_library,
@@ -128,6 +129,7 @@ METHODS = (
     _tiles(
         operator=_RS,
         name="scatter",
+        lowering="template",
         summary="tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
         source="Flux (arXiv 2406.06858) 4.1, with copies by the copy engine",
         write=partial(sums_of_moves, straight),
@@ -235,6 +237,7 @@ METHODS = (
     _tiles(
         operator=_AR,
         name="two_shot",
+        lowering="template",
         summary="tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
         source="the two-shot all-reduce of torch's symmetric memory, piece by piece",
         write=partial(sums_of_moves, straight),

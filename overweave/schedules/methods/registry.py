@@ -10,7 +10,7 @@ from overweave.errors import InputError, nearest
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.plan import AUTHOR_KERNEL
 from overweave.schedules.families import finer
-from overweave.schedules.methods import authored, exchanges, gathers, reductions
+from overweave.schedules.methods import authored, exchanges, gathers, reductions, synthesized
 from overweave.schedules.records.record import Method
 
 AUTHORED: dict[str, Method] = {method.full_name: method for method in authored.METHODS}
@@ -19,6 +19,7 @@ METHODS: dict[str, Method] = {
     for method in (
         *(*gathers.METHODS, *finer.GATHER_METHODS, *reductions.METHODS),
         *(*exchanges.METHODS, *finer.EXCHANGE_METHODS),
+        *synthesized.METHODS,
     )
 }
 

@@ -37,6 +37,9 @@ AddingOrder = Literal["rank", "ring", "arrival", "library", "ways"]
 # What refuses a method: any device, by the schedule alone; a device; or the choice among methods, where it can run but
 # another one is known to be better.
 Stage = Literal["schedule", "device", "choice"]
+# How what other compilers decided becomes a plan (`overweave.lower`): the library's collectives, puts by a template, or
+# puts that are searched for a machine's links.
+LoweringPath = Literal["direct", "template", "synth"]
 Reuse = Literal["credits", "echoes"]  # how it is known that a later call may write what an earlier one read
 MODEL_SMS = 132  # of the GPU whose measurements the margins are
 
@@ -147,6 +150,7 @@ class Method(Struct, frozen=True, kw_only=True):
     grids: what the tuner tries, the combinations of each grid's values; none: it is run only where it is named.
     dropped: why the source of a design space goes on without this point of it, which the tuner then does not try.
     margins: the first case that holds; none: as `margin` says.
+    lowering: the path by which placements of other compilers take it; None: they do not.
     """
 
     operator: str
@@ -166,6 +170,7 @@ class Method(Struct, frozen=True, kw_only=True):
     needs: tuple[Need, ...] = ()
     grids: tuple[Grid, ...] = ()
     margins: tuple[MarginCase, ...] = ()
+    lowering: LoweringPath | None = None
 
     @property
     def full_name(self) -> str:

@@ -16,7 +16,6 @@ from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.problem import Problem
-from overweave.lower import methods as _synthesized  # noqa: F401 - registers them
 from overweave.schedules.catalog.realized import shapes_of_tiles
 from overweave.schedules.methods.registry import METHODS, REPLACED, REPLACED_OPTIONS, method_of, methods_for
 from overweave.schedules.records.needs import CUTS, most_pieces, needs_of, unmet

@@ -1,6 +1,6 @@
 """Synthesis: moves written for the links of a machine, where every template knows one shape of machine.
 
-An all-gather is searched (lower/search.py). A reduce-scatter is its mirror: all transfers backwards in time, from their
+An all-gather is searched (search.py). A reduce-scatter is its mirror: all transfers backwards in time, from their
 targets, each of the sum of what its sender has by then. An all-to-all has no third ranks to pass anything on: what is
 searched is the order in which every rank serves its peers, so that no link of their routes has two copies at once.
 A lane is a link by which a rank sends: copies over one link follow each other, those over several run beside others.
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from overweave.hardware.machine import Machine
-from overweave.lower.links import Shared, joined
-from overweave.lower.search import SOON, Transfer, gathered, traded
 from overweave.schedules.moves.gather_templates import Mesh, Template
 from overweave.schedules.moves.moves import MOST_LANES, After, AllToAll, Chunk, Put, ReductionStep, Sum
+from overweave.schedules.synthesis.links import Shared, joined
+from overweave.schedules.synthesis.search import SOON, Transfer, gathered, traded
 
 ELEMENT_BYTES = 2  # by which a pattern is searched; another size changes no more than its latencies
 FILLED = 0.6  # share of a link that leaves no room for another copy: there, copies of several ranks take turns

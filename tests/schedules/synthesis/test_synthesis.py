@@ -11,10 +11,6 @@ from overweave.errors import InputError, MachineFileError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
-from overweave.lower import search
-from overweave.lower.links import gather_bound_us, joined
-from overweave.lower.search import Transfer, gathered, traded
-from overweave.lower.synth import all_to_all_on, gather_on, scatter_on
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.moves.gather_templates import Mesh, gather_of
@@ -22,6 +18,10 @@ from overweave.schedules.moves.moves import Put
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records.needs import obstacle
 from overweave.schedules.records.record import MethodRequest
+from overweave.schedules.synthesis import search
+from overweave.schedules.synthesis.links import gather_bound_us, joined
+from overweave.schedules.synthesis.search import Transfer, gathered, traded
+from overweave.schedules.synthesis.templates import all_to_all_on, gather_on, scatter_on
 from overweave.tuner.space.space import candidates, full_options, reason_unsupported
 from overweave.tuner.space.target import target_named
 from tests.clock import slowness

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from overweave.hardware.machine import Machine
-from overweave.lower.links import Joined, LinkRoute, Shared, joined
+from overweave.schedules.synthesis.links import Joined, LinkRoute, Shared, joined
 
 SOON = 1e-9  # us, and shares
 MOST_PASSES, MOST_TRANSFERS = 16, 3000  # of one search: passes, and the transfers of all of them together

@@ -1,5 +1,4 @@
-"""The methods of synthesized moves, registered with the catalog as this is imported: by the tuner, and by the
-commands.
+"""Methods whose moves are searched for the links of a machine (schedules/synthesis).
 
 Their option `links` names the described machine whose links are searched.
 """
@@ -13,14 +12,13 @@ from overweave.hardware.cards import machine_for, machine_named
 from overweave.hardware.machine import Machine, default_for, names
 from overweave.ir.operators import all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
 from overweave.ir.plan import COPY_ENGINE, REDUCE_KERNEL, TILE_KERNEL
-from overweave.lower.synth import all_to_all_on, gather_on, scatter_on
 from overweave.schedules.communication import PUSHES, TILES, Communication, in_parts
 from overweave.schedules.methods.by_moves import by_moves
-from overweave.schedules.methods.registry import register
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import needs, option_sets, options
 from overweave.schedules.records.movers import mesh_of
 from overweave.schedules.records.record import Adds, Method, MethodInputs, MethodRequest, Need
+from overweave.schedules.synthesis.templates import all_to_all_on, gather_on, scatter_on
 
 SOURCE = "TACOS (Won et al., MICRO 2024), the synthesis of AutoOverlap 5.1"
 LINKS = options.Option(
@@ -64,6 +62,7 @@ def _exchanged(work: MethodInputs) -> Communication:
 _synth = partial(
     Method,
     name="synth",
+    lowering="synth",
     source=SOURCE,
     multiplies=TILE_KERNEL,
     moves=(COPY_ENGINE,),
@@ -92,5 +91,3 @@ METHODS = (
         needs=(needs.WHOLE_BLOCKS, Need("choice", _no_switch)),
     ),
 )
-for _method in METHODS:
-    register(_method)
