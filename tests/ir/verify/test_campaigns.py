@@ -31,6 +31,7 @@ from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import altered, exchange, put, sums, take, total
 
 pytestmark = pytest.mark.slow
+SEEDS = range(2, 10)  # in turn, until one breaks what the rule finds: which plans a seed breaks changes with the catalog
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.make.__name__)
@@ -143,8 +144,8 @@ def test_a_rule_left_out_of_verify_is_missed(monkeypatch, rule, mutation):
                 super().add(found, operation, message, region)
 
     monkeypatch.setattr(passes, "Findings", Lenient)
-    campaign, seed = (verify_mutations.campaign, 2) if mutation in MUTATIONS else (plan_mutations.campaign, 2)
-    assert campaign(60, seed, (mutation,))[mutation].wrong_accepted
+    campaign = verify_mutations.campaign if mutation in MUTATIONS else plan_mutations.campaign
+    assert any(campaign(60, seed, (mutation,))[mutation].wrong_accepted for seed in SEEDS)
 
 
 def leaves(node: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
