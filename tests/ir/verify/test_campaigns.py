@@ -87,14 +87,14 @@ def test_valid_schedules_are_proven():
 
 @pytest.mark.slow
 def test_no_wrong_mutant_is_accepted():
-    tallies = verify_mutations.campaign(per_class=25, seed=99)
+    tallies = verify_mutations.campaign(per_class=12, seed=99)
     assert len(tallies) == len(MUTATIONS) >= 12
     for name, tally in tallies.items():
         assert tally.wrong_accepted == [], name
         assert tally.disputed == [], name
-        assert tally.mutants + tally.unfinished == 25
-    assert sum(tally.wrong_refused for tally in tallies.values()) > 200
-    assert sum(tally.right_accepted for tally in tallies.values()) > 50
+        assert tally.mutants + tally.unfinished == 12
+    assert sum(tally.wrong_refused for tally in tallies.values()) > 100
+    assert sum(tally.right_accepted for tally in tallies.values()) > 25
 
 
 def test_a_hole_in_the_proof_would_be_seen():
