@@ -29,7 +29,9 @@ def test_small_files_end_as_promised(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COSTLY)
+@pytest.mark.parametrize(
+    "name", [*COSTLY[1::2], *(pytest.param(each, marks=pytest.mark.nightly) for each in COSTLY[::2])]
+)
 def test_costly_files_end_as_promised(name: str, tmp_path: Path):
     kind = next(kind for kind, named in hostile_files.ALL_CRAFTED.items() if name in named)
     ended = hostile_files.by_itself(tmp_path, kind, hostile_files.COMMANDS[kind][0], name)
