@@ -180,12 +180,12 @@ def _block_subject(
 
 
 class _ProgramBench(NamedTuple):
-    """How the cases of a family of programs are read, and compared. no_fp8: why there is none; empty if there is."""
+    """How the cases of a family of programs are read and compared. fp8_obstacle: why there is no fp8, or empty."""
 
     family: Programs
     read: Callable[[str], Any]
     runs: Callable[..., Iterator[BenchRun]]
-    no_fp8: str
+    fp8_obstacle: str
 
 
 def _attention_runs(*given: Any) -> Iterator[BenchRun]:
@@ -199,18 +199,19 @@ _ATTENTION_BENCH = _ProgramBench(attention.ATTENTION, read_attention, _attention
 
 
 def _program_subject(
-    bench: _ProgramBench, shapes: str, place: tuple[int, Sequence[int]], request: BenchRequest
+    bench: _ProgramBench, shapes: str, size: tuple[int, Sequence[int]], request: BenchRequest
 ) -> _Subject:
-    """Return the cases of a set. place: ranks, and tokens in place of the set's. Raises InputError."""
+    """Return how experts or attention are benched on a set of shapes. size: ranks, and the tokens that replace those
+    of the set, if any. Raises InputError."""
     asked, plans = f"bench {bench.family.subject}", bench.family.plans
-    if request.dtype == "fp8" and bench.no_fp8:
-        raise InputError(asked, "fp8", f"Name another dtype: {bench.no_fp8}")
+    if request.dtype == "fp8" and bench.fp8_obstacle:
+        raise InputError(asked, "fp8", f"Name another dtype: {bench.fp8_obstacle}")
     for plan in request.plans:
         if plan not in plans:
             cure = nearest("Plans", plan, plans, "overweave show")
             raise InputError(f"{asked} --plan {plan[:60]}", "there is no such plan", cure)
     read = bench.read(shapes)
-    cases = read.on_ranks(*place)
+    cases = read.on_ranks(*size)
 
     def compared(group: Group, on_progress: OnPart) -> Iterator[BenchRun]:
         return bench.runs(cases, request, group, on_progress)
@@ -230,13 +231,13 @@ def _predict(subject: str, shapes: str, tokens: Sequence[int], place: tuple[str,
 
 
 def _run_as_rank(
-    place: Literal["cpu", "cuda"], subject: _Subject, report: Callable[[BenchRun], BenchReport], file: Path | None
+    device: Literal["cpu", "cuda"], subject: _Subject, report: Callable[[BenchRun], BenchReport], file: Path | None
 ) -> BenchReport:
     """Run this rank's part of a whole run; rank 0 draws the progress bar and writes the file, case by case."""
     first = os.environ["RANK"] == "0"
     done = {case.name: index for index, case in enumerate(subject.cases)}
     with (
-        join_world(place) as group,
+        join_world(device) as group,
         progress(subject.name, len(subject.cases), is_shown=first) as progress_report,
     ):
 
