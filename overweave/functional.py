@@ -27,7 +27,7 @@ from overweave.ops.call.surroundings import is_read_by_compiler
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 from overweave.ops.dispatch.main_grad import added_to_main_grad
-from overweave.ops.dispatch.route import GroupRank, by_dispatcher, place_of, refused
+from overweave.ops.dispatch.route import GroupRank, by_dispatcher, group_rank_of, refused
 from overweave.ops.dispatch.rows import gathered_rows, matrix_of, scattered_rows
 from overweave.ops.dispatch.schema import results_named
 from overweave.ops.keywords import GatheredLinear, NormedLinear, Save, ScatteredLinear
@@ -261,12 +261,12 @@ def _prepare_layer(
     Raises InputError or GroupError, on every rank.
     """
     if _is_plain(weight, x) and not shard_and_grad[1]:
-        return _Layer(operator, place_of(group), group, weight.t(), weight.shape[0])
+        return _Layer(operator, group_rank_of(group), group, weight.t(), weight.shape[0])
     weights = list(weight) if isinstance(weight, (list, tuple)) else [weight]
     xs = list(x) if isinstance(x, (list, tuple)) else [x] * len(weights)
     if any(each.__class__ not in _PLAIN for each in weights):
         group = _group_of_weights(operator, weights, group)
-    layer = _Layer(operator, place_of(group), group)
+    layer = _Layer(operator, group_rank_of(group), group)
     for each in xs:
         if not isinstance(each, torch.Tensor) or each.dim() < 1 or _is_dtensor(each):
             found = f"got {list(each.shape)}" if isinstance(each, torch.Tensor) else f"got {type(each).__name__}"
@@ -299,7 +299,7 @@ def _group_of_weights(operator: Operator, weights: list[Any], group: GroupLike) 
     meshes = [weight.device_mesh for weight in weights if _is_dtensor(weight)]
     if not meshes:
         return group
-    groups = [place_of(weight) for weight in ([*meshes] if group is None else [group, *meshes])]
+    groups = [group_rank_of(weight) for weight in ([*meshes] if group is None else [group, *meshes])]
     different = next((weight for weight in groups if weight.ranks != groups[0].ranks), None)
     if different is not None:
         found = f"ranks {[*groups[0].ranks]} of {groups[0].name!r}, and {[*different.ranks]} of {different.name!r}"[

@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 from overweave.adapters.parallel.styles import Colwise as ColwiseParallel
 from overweave.adapters.parallel.styles import Rowwise as RowwiseParallel
 from overweave.adapters.parallel.styles import prepare_input
-from overweave.ops.dispatch.route import place_of
+from overweave.ops.dispatch.route import group_rank_of
 
 __all__ = [
     "ColwiseParallel",
@@ -55,11 +55,11 @@ class PrepareModuleInput(torch_parallel.PrepareModuleInput):
     ) -> Any:
         is_gather = input_layout is not None and input_layout.is_shard() and desired_layout is not None
         if is_gather and desired_layout.is_replicate() and isinstance(input, torch.Tensor):  # type: ignore[union-attr]
-            prepared = prepare_input(input, input_layout, (mesh, place_of(mesh)))
+            prepared = prepare_input(input, input_layout, (mesh, group_rank_of(mesh)))
             is_lazy = not torch.compiler.is_compiling() or not self.use_local_output
             return prepared if is_lazy else prepared.to_local()  # type: ignore[attr-defined]
         return super()._prepare_input_arg(input, mesh, input_layout, desired_layout)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        place_of(device_mesh)  # known before a call, which a compiler may read
+        group_rank_of(device_mesh)  # known before a call, which a compiler may read
         return super()._apply(module, device_mesh)

@@ -73,17 +73,15 @@ def multiply_arriving(
     out: torch.Tensor, call: Grouped, bounds: torch.Tensor, place: tuple[int, int], channel: Any
 ) -> None:
     """With tiles that stand as shards come, all of which are there."""
-    (rank, ahead), ranks = place, bounds.shape[0]
-    signals = torch.ones(ranks * 32, dtype=torch.int32)
-    words, limits = torch.zeros(64, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
-    arriving = ArrivingTensors(bounds, signals, words, limits)
-    run(out, aligned(call), ArrivingRows(rank, ranks, ahead, 0), arriving)
+    rank, ahead = place
+    run(out, aligned(call), ArrivingRows(rank, bounds.shape[0], ahead, 0), bounds)
 
 
 def run(
-    out: torch.Tensor, call: Grouped, rows: ArrivingRows | None = None, arriving: ArrivingTensors | None = None
-) -> None:
-    """Both launches of an aligned call."""
+    out: torch.Tensor, call: Grouped, rows: ArrivingRows | None = None, bounds: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Run both launches of an aligned call, whose rows may be those of shards that are all there; return the table of
+    tiles."""
     experts, _, n = call.w.shape
     config = MatmulConfig(block_m=16, block_n=32, block_k=64 // call.x.element_size() // 2, group_m=2, stages=2)
     form = ExpertsForm(call.pairs, config, call.epilogue, arriving=rows)
@@ -92,11 +90,18 @@ def run(
     tensors = ExpertTensors(
         *(call.x, call.w, call.offs, out, table, torch.full((2,), -9, dtype=torch.int32), call.bias, call.gate),
         *(call.rows, call.into, call.row_weights, scale_x, call.scale_w),
-        arriving=arriving,
+        arriving=None if bounds is None else _all_there(bounds),
     )
     fill, product = fill_call(form, tensors), experts_call(form, tensors, CPU)
     fill.kernel[(fill.programs,)](*fill.arguments)
     product.kernel[(PROGRAMS,)](*product.arguments)
+    assert tensors.head is not None
+    return table[: int(tensors.head[1])]
+
+
+def _all_there(bounds: torch.Tensor) -> ArrivingTensors:
+    signals, words = torch.ones(bounds.shape[0] * 32, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    return ArrivingTensors(bounds, signals, words, torch.zeros(4, dtype=torch.int64))
 
 
 def outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from campaigns.lint.lint_case import SOME, Case, alarm_of, case_of, channel_kind, source_of_kinds, tensor_kind
 from overweave.kernels.arguments import RowBounds, RowSizes, SentRows
 from overweave.kernels.rows import add_rows_kernel, land_rows_kernel, push_rows_kernel
-from overweave.kernels.travelling import choose_ranks_kernel, place_rows_kernel, read_beside_kernel
+from overweave.kernels.travelling import choose_ranks_kernel, place_rows_kernel, read_metadata_kernel
 from overweave.lang.mapping import TileChannel, Tiles
 from overweave.runtime.gpu import travelling
 from overweave.runtime.kernel_calls.call import KernelCall
@@ -24,19 +24,19 @@ PROGRAMS = 12
 WARPS = {"push_rows_kernel": PUSH_WARPS, "land_rows_kernel": LAND_WARPS, "add_rows_kernel": ADD_WARPS}
 SIZES = RowSizes(3584, 16, 8, 1024, True)  # of what pushes
 BOUNDS: Any = RowBounds("i32", "i32", "i32", "i32")
-ALONE = replace(SIZES, beside=0)
+ALONE = replace(SIZES, metadata=0)
 
 
 def rows_cases() -> Iterator[Case]:
     """Each kernel for each number of ranks, on rank 0 and on rank 1, whose number is a constant to a launch; rows with
-    words beside them, and without."""
+    metadata of them, and without."""
     for ranks, rank in product(WORLD_SIZES, ("i32", 1)):
         yield push_case(ranks, rank)
         yield land_case(ranks, rank)
         yield add_case(ranks, rank)
     yield push_case(4, "i32", is_way_back=True)
     yield from beside_cases()
-    yield land_case(4, "i32", has_beside=False)
+    yield land_case(4, "i32", has_metadata=False)
 
 
 def channels(ranks: int, rank: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def push_case(ranks: int, rank: Any, is_way_back: bool = False) -> Case:
     """It waits for nothing: peers have a place for all that it may send."""
     known: dict[str, Any] = channels(ranks, rank)
     known |= {"counts": tensor_kind(ranks + 1, kind="*i32"), "staging": tensor_kind(SIZES.words, kind="*i32")}
-    known["meta_staging"] = tensor_kind(SIZES.beside, kind="*i32")
+    known["meta_staging"] = tensor_kind(SIZES.metadata, kind="*i32")
     known["source"] = SentRows("*i32", "*i32", "*i32", "*i32")
     absent: dict[str, Any] = {}
     if is_way_back:
@@ -70,17 +70,17 @@ def push_case(ranks: int, rank: Any, is_way_back: bool = False) -> Case:
     )
 
 
-def land_case(ranks: int, rank: Any, has_beside: bool = True) -> Case:
+def land_case(ranks: int, rank: Any, has_metadata: bool = True) -> Case:
     """It waits for all counts, then for the rows of each peer."""
     known: dict[str, Any] = channels(ranks, rank)
     known |= {"counts": tensor_kind(ranks + 1, kind="*i32"), "staging": tensor_kind(SIZES.words, kind="*i32")}
-    known["source"] = SentRows("*i32", "*i32" if has_beside else None, "*i32", "*i32")
+    known["source"] = SentRows("*i32", "*i32" if has_metadata else None, "*i32", "*i32")
     known |= dict.fromkeys(("own_counts", "out", "received"), "*i32") | {"bounds": BOUNDS}
-    beside = {"meta_staging": tensor_kind(SIZES.beside, kind="*i32"), "meta_out": "*i32"}
+    metadata = {"meta_staging": tensor_kind(SIZES.metadata, kind="*i32"), "meta_out": "*i32"}
     absent: dict[str, Any] = (
         {"sizes": replace(SIZES, step_rows=4)}
-        if has_beside
-        else {"sizes": replace(ALONE, step_rows=4), **dict.fromkeys(beside)}
+        if has_metadata
+        else {"sizes": replace(ALONE, step_rows=4), **dict.fromkeys(metadata)}
     )
     guarded = (
         Guard("counts_channel.signals", ("counts.own",), optional=True),
@@ -89,13 +89,18 @@ def land_case(ranks: int, rank: Any, has_beside: bool = True) -> Case:
     contract = Contract(
         waits=2, looks=2, unrolls=(ranks - 1, ranks), guarded=guarded, alarm=alarm_of("counts_channel", "rows_channel")
     )
-    return _case(land_rows_kernel, known | (beside if has_beside else {}), absent, ranks, contract)
+    return _case(land_rows_kernel, known | (metadata if has_metadata else {}), absent, ranks, contract)
 
 
 def add_case(ranks: int, rank: Any) -> Case:
     """It waits for the parts of all peers."""
     known: dict[str, Any] = {"rows_channel": channels(ranks, rank)["rows_channel"]}
-    known |= {"staging": tensor_kind(SIZES.words, kind="*i32"), "parts": "*bf16", "places": "*i32", "received": "*i32"}
+    known |= {
+        "staging": tensor_kind(SIZES.words, kind="*i32"),
+        "parts": "*bf16",
+        "positions": "*i32",
+        "received": "*i32",
+    }
     known |= {"y": "*bf16", "tokens": "i32", "bounds": BOUNDS}
     guarded = (Guard("rows_channel.signals", ("staging.own",), optional=True),)
     contract = Contract(waits=1, looks=1, unrolls=(ranks - 1,), guarded=guarded, alarm=alarm_of("rows_channel"))
@@ -104,7 +109,7 @@ def add_case(ranks: int, rank: Any) -> Case:
 
 
 def beside_cases() -> Iterator[Case]:
-    """What stands beside tokens, which waits for nobody: with scales of rows in fp8, and without."""
+    """Metadata of tokens, which waits for nobody: with scales of rows in fp8, and without."""
     ids, floats = torch.zeros(16, dtype=torch.int32), torch.zeros(16)
     for top, scales in ((8, 56), (6, 0)):
         form = travelling.MetadataShape(top, 8, scales, 64 if scales else 1, 2 * top + scales + (4 if scales else 0))
@@ -112,7 +117,7 @@ def beside_cases() -> Iterator[Case]:
         arguments: list[Any] = [ids.long(), floats.bfloat16(), of_scales, ids, ids, SOME, 256, 32, 8, *form, 64]
         yield case_of(KernelCall(choose_ranks_kernel, arguments, {}, 1), label)
         arguments = [ids, ids, floats, of_scales, SOME, 32, 64, *form, 64]
-        yield case_of(KernelCall(read_beside_kernel, arguments, {}, 1), label)
+        yield case_of(KernelCall(read_metadata_kernel, arguments, {}, 1), label)
         arguments = [ids, ids, ids, ids, ids, ids, ids, SOME, 8, top, 8, 16, 512]
         yield case_of(KernelCall(place_rows_kernel, arguments, {}, 1), label)
 

@@ -154,20 +154,22 @@ def verdicts(rows: Iterable[Row]) -> list[Verdict]:
 
 def _by_hand(operator: str, rows: list[Row]) -> Verdict:
     promise = f"{operator}: compiled within {WITHIN:g} of portable, geometric mean"
-    found = ratios(rows, COMPILED, PORTABLE)
-    if not found:
-        return Verdict(promise, "no case has both", False)
-    mean, worst = geometric_mean(list(found.values())), max(found, key=lambda x: found[x])
-    return Verdict(promise, f"{mean:.3f}, worst {worst} {found[worst]:.3f}, {len(found)} cases", mean <= WITHIN)
+    return _mean_holds(promise, ratios(rows, COMPILED, PORTABLE), max, lambda mean: mean <= WITHIN)
 
 
 def _over_torch(operator: str, rows: list[Row]) -> Verdict:
     promise = f"{operator}: compiled at least {OVER_TORCH:g} times torch's fused, geometric mean"
-    found = ratios(rows, TORCH, COMPILED)
+    return _mean_holds(promise, ratios(rows, TORCH, COMPILED), min, lambda mean: mean >= OVER_TORCH)
+
+
+def _mean_holds(
+    promise: str, found: dict[str, float], worst_of: Callable[..., str], holds: Callable[[float], bool]
+) -> Verdict:
+    """worst_of: max or min, which of the ratios is the worst."""
     if not found:
         return Verdict(promise, "no case has both", False)
-    mean, worst = geometric_mean(list(found.values())), min(found, key=lambda x: found[x])
-    return Verdict(promise, f"{mean:.3f}, worst {worst} {found[worst]:.3f}, {len(found)} cases", mean >= OVER_TORCH)
+    mean, worst = geometric_mean(list(found.values())), worst_of(found, key=found.__getitem__)
+    return Verdict(promise, f"{mean:.3f}, worst {worst} {found[worst]:.3f}, {len(found)} cases", holds(mean))
 
 
 def _choice(operator: str, rows: list[Row]) -> list[Verdict]:

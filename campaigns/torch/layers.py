@@ -25,12 +25,12 @@ def own_part(whole: torch.Tensor, dim: int) -> torch.Tensor:
 
 def gathered(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     """The parts of all ranks, `size` along the dimension. The gradient of a part is the sum of all ranks'."""
-    return _applied(_Gathered, x, dim, size)
+    return _applied(_Gathered, x, dim, size, False)
 
 
 def gathered_alike(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     """As `gathered`, for results whose gradient is the same on every rank."""
-    return _applied(_GatheredAlike, x, dim, size)
+    return _applied(_Gathered, x, dim, size, True)
 
 
 def scattered(part: torch.Tensor, dim: int) -> torch.Tensor:
@@ -70,24 +70,13 @@ def _sum(part: torch.Tensor) -> torch.Tensor:
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-        ctx.dim = dim
+    def forward(ctx: Any, x: torch.Tensor, dim: int, size: int, are_alike: bool) -> torch.Tensor:
+        ctx.dim, ctx.are_alike = dim, are_alike
         return _all(x, dim, size)
 
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
-        return own_part(_sum(dys[0]), ctx.dim), None, None
-
-
-class _GatheredAlike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-        ctx.dim = dim
-        return _all(x, dim, size)
-
-    @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
-        return own_part(dys[0], ctx.dim), None, None
+        return own_part(dys[0] if ctx.are_alike else _sum(dys[0]), ctx.dim), None, None, None
 
 
 class _Scattered(torch.autograd.Function):

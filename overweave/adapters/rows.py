@@ -9,7 +9,7 @@ import torch
 from overweave.compat.torch_names import c10d_functional
 from overweave.ir.shards import shard_rows
 from overweave.ops.call.groups import group_of
-from overweave.ops.dispatch.route import place_of
+from overweave.ops.dispatch.route import group_rank_of
 
 Results = list[torch.Tensor | None]
 
@@ -24,11 +24,11 @@ class RowGather(NamedTuple):
     @property
     def uneven_size(self) -> int | None:
         """The global length if ranks hold unequal numbers of rows, else None."""
-        return self.size if self.size % place_of(self.group).world_size else None
+        return self.size if self.size % group_rank_of(self.group).world_size else None
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of the gathered tensor, a view."""
-        place = place_of(self.group)
+        place = group_rank_of(self.group)
         lo, hi = shard_rows(self.size, place.world_size, place.rank)
         return whole.narrow(self.dim, lo, hi - lo)
 

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from overweave.attention.sequence import CONTIGUOUS, ZIGZAG, Sequence
 from overweave.errors import InputError
-from overweave.tuner.space.shapes import PositiveExtent, ShapeCase, read_set
+from overweave.tuner.space.shapes import PositiveExtent, ShapeCase, check_names, read_set
 
 ATTENTION = "attention"  # the argument of `overweave bench` in place of an operator
 KIND = "ring_attention"  # of the files
@@ -127,15 +127,10 @@ class AttentionSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         )
         for case in cases:
             case.check(ranks)
-        names = [case.name for case in cases]
-        if len(set(names)) < len(names):
-            raise InputError(f"bench {ATTENTION}", "two cases are alike", "Name heads, and each length, once")
+        check_names(f"bench {ATTENTION}", [case.name for case in cases])
         return cases
 
 
 def read_attention(name: str) -> AttentionSet:
     """Return a file's set, or the repository's set `name`. Raises InputError for anything but a set of attention."""
-    path, found = read_set(name, KIND, AttentionSet, _CURE)
-    if found.operator != KIND:
-        raise InputError(f"shapes {name}", f"{path} is meant for {found.operator}", _CURE)
-    return found
+    return read_set(name, KIND, AttentionSet, _CURE)

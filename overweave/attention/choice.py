@@ -36,7 +36,7 @@ def _on_gpus(name: str, ranks: int, index: int, sizes: AttentionSizes, mask: tup
     return SEQUENTIAL if machine is None else _predicted(sizes, mask, ranks, machine)
 
 
-_on_gpus._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as ops/dispatch/route.place_of
+_on_gpus._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as ops/dispatch/route.group_rank_of
 
 
 @lru_cache(maxsize=MOST_CHOICES)

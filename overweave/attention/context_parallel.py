@@ -15,7 +15,7 @@ from overweave.attention.sequence import CONTIGUOUS, ZIGZAG, zigzag_order
 from overweave.attention.split import split_attention
 from overweave.memory.group import GroupLike
 from overweave.ops.dispatch.collectives import Exchange, exchange_in
-from overweave.ops.dispatch.route import GroupRank, place_of, refusing
+from overweave.ops.dispatch.route import GroupRank, group_rank_of, refusing
 from overweave.schedules.records.attention import HEADS
 
 
@@ -66,7 +66,7 @@ def context_parallel_attention(
     with refusing(group):
         check_words(is_causal, scale)
         check_operands(q, k, v, cu_seqlens, enable_gqa)
-        place = place_of(group)
+        place = group_rank_of(group)
         if is_packed:
             q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
         rows = all_tokens(place, q.shape[2], asked)

@@ -1,7 +1,8 @@
 """Attention in plain torch, with log-sum-exp out, and its gradients: what CPU ranks compute, and the reference.
 
-It is computed in fp32 of 16 bits, in fp64 of fp32 and fp64, and nothing is rounded in between. torch adds long sums in
-blocks: of fp32 in fp32 ours, of one block, were up to 1.1 times as far off, where one rank has whole rows (`heads`).
+Inputs of 16 bits are computed in fp32, those of fp32 and fp64 in fp64, and nothing is rounded in between.
+MEASURED: gradients of `heads` on four ranks, of fp32 computed in fp32, had 1.08 to 1.10 of the error of torch's own
+attention; computed in fp64, all plans have 0.15 to 0.28 of it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from overweave.ir.schedule import Schedule
 from overweave.lang.mapping import TileChannel, Tiles
 from overweave.ops.author.tile_program import TileCall
 from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
-from overweave.runtime.handwritten import Declared, OwnBuffer, Part, SymmetricBuffer, Uses
+from overweave.runtime.handwritten import Access, Declared, OwnBuffer, Part, SymmetricBuffer
 from overweave.schedules.records.attention import OPERATORS, PER_SHARD
 
 TRAVEL = ("keys", "values")
@@ -90,8 +90,7 @@ class Travel(NamedTuple):
 
     def schedule(self) -> Schedule | None:
         """What is proven before it runs; None where nothing moves."""
-        name = f"{OPERATORS[self.is_backward]}.{PER_SHARD}"
-        return on_paper(self, name, COLUMNS_ON_PAPER) if self.sequence.rows else None
+        return on_paper(self, PER_SHARD) if self.sequence.rows else None
 
     def write(
         self, call: TileCall, given: tuple[RowsPlace, RowsPlace], work: Work, paper: OnPaper | None = None
@@ -114,9 +113,10 @@ class TravelProgram(Protocol):
     ) -> None: ...
 
 
-def on_paper(program: TravelProgram, name: str, columns: int) -> Schedule:
-    """A program of at least one row as a Schedule, in which the results of pieces are rows of `seen`, and sums of
-    gradients fp32."""
+def on_paper(program: TravelProgram, plan: str, columns: int = COLUMNS_ON_PAPER) -> Schedule:
+    """A program of at least one row as a Schedule of the plan's name, in which the results of pieces are rows of
+    `seen`, and sums of gradients fp32."""
+    name = f"{OPERATORS[program.is_backward]}.{plan}"
     sequence, plain = program.sequence, program.with_elements(columns, torch.float32)
     shard = partial(CallersMatrix, sequence.rows, columns, is_shard=True)
     results = ("dq", "dk", "dv") if program.is_backward else ("out",)
@@ -162,15 +162,15 @@ def write(
         if piece is not None and source != rank:
             call.rank_wait("arrived", source)
         reads, makes = _of_piece(call, travel, given, (source, piece)) if paper else ((), ())
-        result = (Uses(paper.seen[source : source + 1], "seen", source),) if paper else ()
+        result = (Access(paper.seen[source : source + 1], "seen", source),) if paper else ()
         call.rank_compute(f"piece_{source}", partial(_piece_and_part, work, source, travel), reads, (*result, *makes))
         if travel.is_backward and piece is not None and source != rank:
             _write_return(call, travel, source, piece.keys)
-    reads = (Uses(paper.seen, "seen"),) if paper else ()
+    reads = (Access(paper.seen, "seen"),) if paper else ()
     if travel.is_backward:
         reads += tuple(_landed(call, travel))
     begin, _ = travel.sequence.stored(rank)
-    makes = tuple(Uses(each, each.buffer, begin) for each in paper.results) if paper else ()
+    makes = tuple(Access(each, each.buffer, begin) for each in paper.results) if paper else ()
     call.rank_compute("finish", work.finish, reads, makes)
 
 
@@ -196,14 +196,14 @@ def _write_travel(call: TileCall, travel: Travel, given: tuple[RowsPlace, RowsPl
 
 def _of_piece(
     call: TileCall, travel: Travel, given: tuple[RowsPlace, RowsPlace], at: tuple[int, Piece | None]
-) -> tuple[tuple[Uses, ...], tuple[Uses, ...]]:
+) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
     """What a piece reads and makes on paper, beside its result. The own shard is read where the caller has it."""
     (source, piece), rank = at, call.rank
     if piece is None:
         return (), ()
     place = travel.place(source, piece.keys)
     reads = tuple(
-        Uses(own[piece.keys] if source == rank else call.part(name)[place], name, place.start)
+        Access(own[piece.keys] if source == rank else call.part(name)[place], name, place.start)
         for name, own in zip(TRAVEL, given, strict=True)
         if isinstance(own, Part)
     )
@@ -211,7 +211,7 @@ def _of_piece(
         return reads, ()
     parts = zip(TRAVEL, travel.parts(rank, source), strict=True)
     made = ((of, call.part(name)[moved(piece.keys, rows.start)]) for of, (name, rows) in parts)
-    return reads, tuple(Uses(part, f"{of}.{rank}", place.start) for of, part in made)
+    return reads, tuple(Access(part, f"{of}.{rank}", place.start) for of, part in made)
 
 
 def _write_return(call: TileCall, travel: Travel, owner: int, keys: slice) -> None:
@@ -224,7 +224,7 @@ def _write_return(call: TileCall, travel: Travel, owner: int, keys: slice) -> No
     returns.rank_notify("landed", call.rank, owner)
 
 
-def _landed(call: TileCall, travel: Travel) -> Iterator[Uses]:
+def _landed(call: TileCall, travel: Travel) -> Iterator[Access]:
     """The parts that every rank has of the own gradients, once they are there."""
     for giver in range(travel.sequence.ranks):
         piece = travel.sequence.piece(giver, call.rank)
@@ -234,7 +234,7 @@ def _landed(call: TileCall, travel: Travel) -> Iterator[Uses]:
             call.rank_wait("landed", giver)
         landing, begin = travel.landing(giver, piece.keys), travel.place(call.rank, piece.keys).start
         for of, name in zip(TRAVEL, LANDED, strict=True):
-            yield Uses(call.part(name)[landing], f"{of}.{giver}", begin)
+            yield Access(call.part(name)[landing], f"{of}.{giver}", begin)
 
 
 def moved(rows: slice, by: int) -> slice:

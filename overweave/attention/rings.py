@@ -16,7 +16,6 @@ import torch
 
 from overweave.attention.pieces import wide
 from overweave.attention.programs import (
-    COLUMNS_ON_PAPER,
     TRAVEL,
     BufferRows,
     OnPaper,
@@ -30,8 +29,8 @@ from overweave.attention.sequence import Sequence
 from overweave.ir.schedule import Schedule
 from overweave.lang.mapping import TileChannel, Tiles
 from overweave.ops.author.tile_program import TileCall
-from overweave.runtime.handwritten import Declared, Part, SymmetricBuffer, Uses
-from overweave.schedules.records.attention import DOUBLE_RING, OPERATORS, RING
+from overweave.runtime.handwritten import Access, Declared, Part, SymmetricBuffer
+from overweave.schedules.records.attention import DOUBLE_RING, RING
 
 SUMS = "sums"
 MADE, HOME = "made", "home"  # sums that a rank sends, by turns; those that come home
@@ -113,8 +112,7 @@ class RingTravel(NamedTuple):
 
     def schedule(self) -> Schedule | None:
         """What is proven before it runs; None where nothing moves."""
-        name = f"{OPERATORS[self.is_backward]}.{RING if self.islands == 1 else DOUBLE_RING}"
-        return on_paper(self, name, COLUMNS_ON_PAPER) if self.sequence.rows else None
+        return on_paper(self, RING if self.islands == 1 else DOUBLE_RING) if self.sequence.rows else None
 
     def write(
         self, call: TileCall, given: tuple[RowsPlace, RowsPlace], work: Work, paper: OnPaper | None = None
@@ -204,13 +202,16 @@ class _Written:
         begin, end = self.travel.sequence.stored(call.rank)
         if self.travel.is_backward and self.route.home is not None:
             call.rank_wait(HOME, call.rank)
-        reads, makes = list[Uses](), tuple[Uses, ...]()
+        reads, makes = list[Access](), tuple[Access, ...]()
         if paper is not None:
             self._unseen(paper.seen)
-            reads, makes = [Uses(paper.seen, "seen")], tuple(Uses(each, each.buffer, begin) for each in paper.results)
+            reads, makes = (
+                [Access(paper.seen, "seen")],
+                tuple(Access(each, each.buffer, begin) for each in paper.results),
+            )
         if paper is not None and self.travel.is_backward and begin < end:
             own, last = slice(0, end - begin), self.route.home or 0
-            reads += [Uses(call.part(f"{name}_{HOME}")[own], f"{name}.{last}", begin) for name in TRAVEL]
+            reads += [Access(call.part(f"{name}_{HOME}")[own], f"{name}.{last}", begin) for name in TRAVEL]
         call.rank_compute("finish", work.finish, tuple(reads), makes)
 
     def _unseen(self, seen: Part) -> None:
@@ -218,7 +219,7 @@ class _Written:
         known = {stop.source for stop in self.route.stops if stop.is_seen}
         for source in range(self.travel.sequence.ranks):
             if source not in known:
-                self.call.rank_compute("nothing", nothing, (), (Uses(seen[source : source + 1], "seen", source),))
+                self.call.rank_compute("nothing", nothing, (), (Access(seen[source : source + 1], "seen", source),))
 
     def _rows(self, stop: Stop) -> slice:
         """Of the shard, in the place where it came."""
@@ -231,15 +232,15 @@ class _Written:
             return self.given
         return tuple(self.call.part(slot_name(name, came))[self._rows(stop)] for name in TRAVEL)
 
-    def _of_piece(self, stop: Stop) -> tuple[tuple[Uses, ...], tuple[Uses, ...]]:
+    def _of_piece(self, stop: Stop) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
         """What a piece reads and makes on paper."""
         sequence, paper, source = self.travel.sequence, self.paper, stop.source
         piece, begin = sequence.piece(self.call.rank, source), sequence.stored(source)[0]
         assert paper is not None
         assert piece is not None
         places = zip(TRAVEL, self._shard(stop), strict=True)
-        reads = [Uses(each[piece.keys], name, begin + piece.keys.start) for name, each in places]  # type: ignore[arg-type]
-        return tuple(reads), (Uses(paper.seen[source : source + 1], "seen", source),)
+        reads = [Access(each[piece.keys], name, begin + piece.keys.start) for name, each in places]  # type: ignore[arg-type]
+        return tuple(reads), (Access(paper.seen[source : source + 1], "seen", source),)
 
     def _add(self, stop: Stop, work: Work) -> None:
         """The sum of this rank's part and of the sum that has come while the piece was computed."""
@@ -248,15 +249,15 @@ class _Written:
             call.rank_wait(f"arrived_{SUMS}_{stop.sum_came.level}", stop.sum_came.number)
         if stop.sum_goes is not None and self.made >= SLOTS:
             call.rank_wait("sent", self.made - SLOTS)
-        reads, makes = list[Uses](), tuple[Uses, ...]()
+        reads, makes = list[Access](), tuple[Access, ...]()
         if self.paper is not None:
             begin = self.travel.sequence.stored(source)[0]
-            reads = [Uses(self.paper.seen[source : source + 1], "seen", source)]
+            reads = [Access(self.paper.seen[source : source + 1], "seen", source)]
             if came := stop.sum_came:
                 added = zip(TRAVEL, self.travel.added(call.rank, source), strict=True)
-                reads += [Uses(call.part(each)[rows], f"{name}.{came.step}", begin) for name, (each, rows) in added]
+                reads += [Access(call.part(each)[rows], f"{name}.{came.step}", begin) for name, (each, rows) in added]
             made = zip(TRAVEL, self.travel.parts(call.rank, source), strict=True)
-            makes = tuple(Uses(call.part(each)[rows], f"{name}.{stop.step}", begin) for name, (each, rows) in made)
+            makes = tuple(Access(call.part(each)[rows], f"{name}.{stop.step}", begin) for name, (each, rows) in made)
         call.rank_compute(f"add_{source}", partial(work.add, source), tuple(reads), makes)
 
     def _free_sum(self, stop: Stop) -> None:

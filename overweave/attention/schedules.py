@@ -38,7 +38,7 @@ def schedule_for(name: str, case: AttentionCase, ranks: int) -> Schedule:
     else:
         islands = double_ring_islands(ranks) if plan == DOUBLE_RING else 1
         travel = RingTravel(sequence, case.columns, DTYPE, is_backward, islands)
-    return on_paper(travel, name, case.columns)
+    return on_paper(travel, plan, case.columns)
 
 
 class _ByLibrary:

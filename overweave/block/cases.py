@@ -100,4 +100,4 @@ class BlockSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 def read_blocks(name: str) -> BlockSet:
     """Return a file's set, or the repository's set `name`. Raises InputError for anything but a set of blocks."""
-    return read_set(name, BLOCK, BlockSet, _CURE)[1]
+    return read_set(name, BLOCK, BlockSet, _CURE)

@@ -223,13 +223,13 @@ class PackedTraits(Struct, frozen=True, kw_only=True):
 class SentRows(NamedTuple):
     """Rows to send to other ranks (kernels/rows.py).
 
-    rows: int32 `[source rows, words]`; beside: metadata words of each row, or None. chosen: int32, index of the rows to
-    send, rank by rank; None: rows are in that order already. starts: int32 `[W + 1]`: first position of each rank.
+    rows: int32 `[source rows, words]`; metadata: words of each row, or None. indices: int32, of the rows to send, rank
+    by rank; None: rows are in that order already. starts: int32 `[W + 1]`: first position of each rank.
     """
 
     rows: Any
-    beside: Any
-    chosen: Any
+    metadata: Any
+    indices: Any
     starts: Any
 
 
@@ -246,13 +246,13 @@ class RowBounds(NamedTuple):
 
 
 class RowSizes(Struct, frozen=True):
-    """Compile-time sizes of kernels that send rows. words, beside: int32 words of a row, and of its metadata.
+    """Compile-time sizes of kernels that send rows. words, metadata: int32 words of a row, and of its metadata.
 
     step_rows, step_words: block that a program copies at a time. pushes_counts: counts are pushed first.
     """
 
     words: int
-    beside: int
+    metadata: int
     step_rows: int
     step_words: int
     pushes_counts: bool

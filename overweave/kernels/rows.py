@@ -66,13 +66,13 @@ def push_rows_kernel(
         first = tl.load(source.starts + peer)
         count = tl.minimum(tl.maximum(tl.load(source.starts + peer + 1) - first, 0), bounds.most_sent)
         target = _staging_at_peer(staging, peer, rank, bounds.most_sent, sizes.words)
-        if source.chosen is None and not INTERPRETED and has_bulk_copies():
+        if source.indices is None and not INTERPRETED and has_bulk_copies():
             _bulk_copy_rows(target, source.rows, first, count, bounds.source_rows, sizes.words)
         else:
-            _copy_rows(target, source.rows, source.chosen, first, count, bounds.source_rows, sizes.words, sizes)
-        if sizes.beside > 0:
-            target = _staging_at_peer(meta_staging, peer, rank, bounds.most_sent, sizes.beside)
-            _copy_rows(target, source.beside, source.chosen, first, count, bounds.source_rows, sizes.beside, sizes)
+            _copy_rows(target, source.rows, source.indices, first, count, bounds.source_rows, sizes.words, sizes)
+        if sizes.metadata > 0:
+            target = _staging_at_peer(meta_staging, peer, rank, bounds.most_sent, sizes.metadata)
+            _copy_rows(target, source.metadata, source.indices, first, count, bounds.source_rows, sizes.metadata, sizes)
         producer_tile_notify(rows_channel, rank * programs + program, P2P, 1, peer)
 
 
@@ -131,23 +131,25 @@ def land_rows_kernel(
         if peer == rank:
             first = tl.load(source.starts + rank)
             target = out + begin.to(tl.int64) * sizes.words
-            _copy_rows(target, source.rows, source.chosen, first, count, bounds.source_rows, sizes.words, sizes)
-            if sizes.beside > 0:
-                target = meta_out + begin.to(tl.int64) * sizes.beside
-                _copy_rows(target, source.beside, source.chosen, first, count, bounds.source_rows, sizes.beside, sizes)
+            _copy_rows(target, source.rows, source.indices, first, count, bounds.source_rows, sizes.words, sizes)
+            if sizes.metadata > 0:
+                target = meta_out + begin.to(tl.int64) * sizes.metadata
+                _copy_rows(
+                    target, source.metadata, source.indices, first, count, bounds.source_rows, sizes.metadata, sizes
+                )
         else:
             if verdict == 1:
                 verdict = _wait_for_peer_rows(rows_channel, peer)
             _copy_received(out, staging.own, begin, peer, count, verdict, bounds.most_sent, sizes.words, sizes)
-            if sizes.beside > 0:
+            if sizes.metadata > 0:
                 _copy_received(
-                    meta_out, meta_staging.own, begin, peer, count, verdict, bounds.most_sent, sizes.beside, sizes
+                    meta_out, meta_staging.own, begin, peer, count, verdict, bounds.most_sent, sizes.metadata, sizes
                 )
     end = tl.where(is_void, 0, tl.sum(rows_from, 0))
     rest = tl.where(is_void, VOID_WORD, 0)
     _fill(out, end, rest, bounds.most_received, sizes.words, sizes)
-    if sizes.beside > 0:
-        _fill(meta_out, end, rest, bounds.most_received, sizes.beside, sizes)
+    if sizes.metadata > 0:
+        _fill(meta_out, end, rest, bounds.most_received, sizes.metadata, sizes)
 
 
 @triton.jit
@@ -155,7 +157,7 @@ def add_rows_kernel(
     rows_channel,
     staging,
     parts,
-    places,
+    positions,
     received,
     y,
     tokens,
@@ -165,7 +167,7 @@ def add_rows_kernel(
 ):
     """Wait for all peers; set y `[tokens, WIDTH]` to the sum of each token's parts, NaN if a wait failed.
 
-    places: int32 `[tokens, W]`: row of a token among those that each rank sends back, -1 for none. parts
+    positions: int32 `[tokens, W]`: row of a token among those that each rank sends back, -1 for none. parts
     `[most_received, WIDTH]`: parts that this rank computed, in the order of `land_rows_kernel`: its own tokens' are
     read there, others from `staging`. received: of `land_rows_kernel`.
     """
@@ -183,7 +185,7 @@ def add_rows_kernel(
             columns = start + tl.arange(0, BLOCK)
             total = tl.zeros([BLOCK], tl.float32)
             for source in tl.static_range(ranks):
-                sent_row = tl.load(places + token * ranks + source)
+                sent_row = tl.load(positions + token * ranks + source)
                 row = tl.where(source == rank, first + sent_row, source * bounds.most_sent + sent_row)
                 most = tl.where(source == rank, bounds.most_received, (source + 1) * bounds.most_sent)
                 base = tl.where(source == rank, parts.to(tl.int64), staging.own.to(tl.int64)).to(parts.dtype)
@@ -229,8 +231,8 @@ def _copy_received(out, staging, begin, peer, count, verdict, shard, WORDS: tl.c
 
 
 @triton.jit
-def _copy_rows(target, source, chosen, first, count, last, WORDS: tl.constexpr, sizes: tl.constexpr):
-    """Set target[:count] = source[chosen[first : first + count]]; with chosen None source[first : first + count].
+def _copy_rows(target, source, indices, first, count, last, WORDS: tl.constexpr, sizes: tl.constexpr):
+    """Set target[:count] = source[indices[first : first + count]]; with indices None source[first : first + count].
 
     Rows of WORDS words; an index outside `[0, last)` copies nothing. Programs stride over blocks.
     """
@@ -241,8 +243,8 @@ def _copy_rows(target, source, chosen, first, count, last, WORDS: tl.constexpr, 
         row = step // across * ROWS + tl.arange(0, ROWS)
         word = step % across * BLOCK + tl.arange(0, BLOCK)
         source_row = first + row
-        if chosen is not None:
-            source_row = tl.load(chosen + source_row, mask=row < count, other=0)
+        if indices is not None:
+            source_row = tl.load(indices + source_row, mask=row < count, other=0)
         is_row = (row < count) & (source_row >= 0) & (source_row < last)
         inside = is_row[:, None] & (word < WORDS)[None, :]
         words = tl.load(source + source_row.to(tl.int64)[:, None] * WORDS + word[None, :], mask=inside)

@@ -102,7 +102,7 @@ def place_rows_kernel(
 
 
 @triton.jit
-def read_beside_kernel(
+def read_metadata_kernel(
     row_words,
     ids,
     weights,

@@ -12,7 +12,7 @@ from overweave.compat.torch_names import is_any_autocast_enabled
 from overweave.functional import check_untransformed, is_transformed, linear_all_reduce
 from overweave.memory.group import GroupLike
 from overweave.ops.dispatch.collectives import exchange_in, replicated
-from overweave.ops.dispatch.route import place_of
+from overweave.ops.dispatch.route import group_rank_of
 
 _CAST = (torch.bfloat16, torch.float16, torch.float32)  # neither fp64 nor fp8
 is_autocast: Callable[[], bool] = is_any_autocast_enabled  # on any device: a cheap check before `cast`
@@ -75,7 +75,7 @@ def replicated_linear(
         check_untransformed("replicated_linear", group, (x, weight))
     if is_autocast():
         x, weight, bias = cast(x), cast(weight), cast(bias)
-    y: torch.Tensor = _apply(_Replicated, x, weight, bias, place_of(group).name)
+    y: torch.Tensor = _apply(_Replicated, x, weight, bias, group_rank_of(group).name)
     return y
 
 

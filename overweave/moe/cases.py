@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
-from overweave.tuner.space.shapes import PositiveExtent, ShapeCase, read_set
+from overweave.tuner.space.shapes import PositiveExtent, ShapeCase, check_names, read_set
 
 EXPERTS = "experts"  # the argument of `overweave bench` in place of an operator
 KIND = "mixture_of_experts"  # of the files
@@ -53,7 +53,7 @@ class RoutingStatistics(Struct, frozen=True):
 
 
 def popularity(experts: int, ranks: int) -> tuple[int, ...]:
-    """Return all experts, the most chosen first: they are dealt in turns over the ranks that hold them."""
+    """Return all experts, the most popular first: they are dealt in turns over the ranks that hold them."""
     held = (shard_rows(experts, ranks, rank) for rank in range(ranks))
     return tuple(each for _, each in sorted((each - lo, each) for lo, hi in held for each in range(lo, hi)))
 
@@ -133,15 +133,10 @@ class ExpertsSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         )
         for case in cases:
             case.check(ranks)
-        names = [case.name for case in cases]
-        if len(set(names)) < len(names):
-            raise InputError(f"bench {EXPERTS}", "two cases are alike", "Name each layer, and each number, once")
+        check_names(f"bench {EXPERTS}", [case.name for case in cases])
         return cases
 
 
 def read_experts(name: str) -> ExpertsSet:
     """Return a file's set, or the repository's set `name`. Raises InputError for anything but a set of layers."""
-    path, found = read_set(name, KIND, ExpertsSet, _CURE)
-    if found.operator != KIND:
-        raise InputError(f"shapes {name}", f"{path} is meant for {found.operator}", _CURE)
-    return found
+    return read_set(name, KIND, ExpertsSet, _CURE)

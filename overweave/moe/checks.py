@@ -12,14 +12,14 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_rows(name: str, x: object, what: str = "x") -> None:
-    """A matrix of rows. Raises InputError."""
+    """Raise InputError for x that is no matrix of rows."""
     if not isinstance(x, torch.Tensor) or x.dim() != 2:
         found = f"got {list(x.shape)}" if isinstance(x, torch.Tensor) else f"got {type(x).__name__}"
         raise InputError(f"{name}: {what}, a matrix of rows", found, "Pass [rows, columns]: x.flatten(0, -2)")
 
 
 def check_routing(name: str, tokens: int, topk_ids: object, topk_weights: object) -> None:
-    """Experts, and weights if there are any, of so many tokens. Raises InputError."""
+    """Raise InputError for experts, or weights if there are any, that are not those of so many tokens."""
     asked = f"{name}: topk_ids [{tokens}, top]"
     if not isinstance(topk_ids, torch.Tensor) or topk_ids.dtype not in IDS or topk_ids.dim() != 2:
         told = f"{topk_ids.dtype} {list(topk_ids.shape)}" if isinstance(topk_ids, torch.Tensor) else str(type(topk_ids))
@@ -54,7 +54,7 @@ def check_weights(name: str, x: torch.Tensor, w: object, bias: object, scale: ob
 
 
 def check_scale(asked: str, w: torch.Tensor, scale: object) -> None:
-    """The scales of weights in fp8, `[E, n]`, and of no others. Raises InputError."""
+    """Raise InputError for weights in fp8 without scales `[E, n]`, and for scales of other weights."""
     if scale is None and w.dtype != FP8:
         return
     is_it = isinstance(scale, torch.Tensor) and scale.dtype == torch.float32 and scale.shape == w.shape[:2]
@@ -65,7 +65,7 @@ def check_scale(asked: str, w: torch.Tensor, scale: object) -> None:
 
 
 def check_bias(asked: str, bias: object, shape: list[int], cure: str) -> None:
-    """Of experts, if there is one. Raises InputError."""
+    """Raise InputError for a bias of experts of another shape or dtype; none is right."""
     if bias is None:
         return
     if not isinstance(bias, torch.Tensor):

@@ -176,7 +176,7 @@ def _rows_and_scales(x: object) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _chosen(plan: object) -> Push | None:
-    """How `push` sends; None: by the library. Raises InputError."""
+    """Return how `push` sends; None: the library sends. Raises InputError."""
     if plan is None or isinstance(plan, Push):
         return plan
     if not isinstance(plan, str) or plan not in PLANS:
@@ -186,16 +186,16 @@ def _chosen(plan: object) -> Push | None:
 
 
 def _told(sent: Travelling, bounds: tuple[int, int | None], push: Push | None) -> str:
-    """A call in words that all ranks compare: they will compute gradients together."""
+    """Return a description of the call, which all ranks compare: they will compute gradients together."""
     (experts, most), weights = bounds, sent.weights
     differentiated = {"x": sent.x, "topk_weights": weights} if torch.is_grad_enabled() else {}
     names = [name for name, each in differentiated.items() if each is not None and each.requires_grad]
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
-    beside = "" if weights is None else " with topk_weights"
-    beside += "" if sent.row_scales is None else f" with {sent.row_scales.shape[1]} scales"
+    metadata = "" if weights is None else " with topk_weights"
+    metadata += "" if sent.row_scales is None else f" with {sent.row_scales.shape[1]} scales"
     bound = None if most is None else int(most)
     by = "" if push is None else f" by push of {push.tokens} tokens on {push.sms} SMs"
-    return f"dispatch to {int(experts)} experts, top {sent.ids.shape[1]}, most {bound}{beside}{by}{of_gradients}"
+    return f"dispatch to {int(experts)} experts, top {sent.ids.shape[1]}, most {bound}{metadata}{by}{of_gradients}"
 
 
 def _check_experts(experts: int, most: int | None) -> None:
@@ -210,7 +210,7 @@ def _check_experts(experts: int, most: int | None) -> None:
 def _route(
     topk_ids: torch.Tensor, *, experts: int, most: int | None, group_name: str, told: str, place: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The order in which tokens are sent, and the counts of all ranks on the CPU."""
+    """Return the order in which tokens are sent, and the counts of all ranks on the CPU."""
     ranks, tokens = place[1], topk_ids.shape[0]
     is_some = (topk_ids >= 0) & (topk_ids < experts)
     if not topk_ids.is_cuda and bool((~is_some & (topk_ids != ABSENT)).any()):
@@ -248,10 +248,10 @@ def _tokens(
     most: int | None,
     **where: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """The rows of this rank, with their own experts, weights and scales, which travel as words of 32 bits."""
+    """Return the rows that this rank receives, with their experts, weights and scales, sent as words of 32 bits."""
     given = Travelling(x, scales, topk_weights, topk_ids)
-    x, beside = _sent([x, given.beside()], sent, counts, most, **where)
-    return x, *given.read(beside, experts, where["place"]), _anchor(x)
+    x, metadata = _sent([x, given.metadata()], sent, counts, most, **where)
+    return x, *given.read(metadata, experts, where["place"]), _anchor(x)
 
 
 def _anchor(x: torch.Tensor) -> torch.Tensor:
@@ -268,7 +268,7 @@ def _sent(
     told: str,
     place: list[int],
 ) -> list[torch.Tensor]:
-    """Rows of each matrix, on the ranks that `sent` and `counts` name; zeros behind them."""
+    """Send rows of each matrix to the ranks that `sent` and `counts` name; return those received, zeros behind them."""
     to, source = counts[place[0]].tolist(), counts[:, place[0]].tolist()
     rows = sum(source) if most is None else most
     received = [each.new_zeros((rows, *each.shape[1:])) for each in matrices]
@@ -361,7 +361,7 @@ def _keep_tokens(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[st
 
 
 def _tokens_gradient(ctx: Any, dx: Any, _: Any, dweights: Any, *__: Any) -> tuple[Any, ...]:
-    """In one order on all ranks."""
+    """Exchange gradients in one order on all ranks."""
     sent, counts, ids = ctx.saved_tensors
     found: list[Any] = [None, None]
     if ctx.needs_input_grad[0]:

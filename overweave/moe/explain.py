@@ -27,12 +27,12 @@ def explain_layer(operator: str, case: ExpertsCase, ranks: int, target: Target) 
     reason = NOT_MEASURED.get(operator) or reason_not_quicker(ranks, target.kind, _shard_bytes(case, ranks))
     if not reason and not target.peer_access:
         reason = UNREACHED
-    chosen = SEQUENTIAL if reason else PUSH
+    name = SEQUENTIAL if reason else PUSH
     return Choice(
-        plan=f"{operator}.{chosen}",
+        plan=f"{operator}.{name}",
         options={},
         reason=reason or MANY_TOKENS,
-        text=chosen,
+        text=name,
         weights=tuple(_weighed(plan, times, machine is not None) for plan in PLANS),
         library=SEQUENTIAL,
         machine=str(target.found) if machine is not None else "",

@@ -1,4 +1,4 @@
-"""What stands between the two matmuls of an expert: a gated activation of products that lie side by side."""
+"""The gated activation between the two matmuls of an expert, of products that lie side by side."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Glu(NamedTuple):
 
     @property
     def gating(self) -> tuple[float, float, float]:
-        """Limit, slope and shift, as `grouped_matmul` takes them."""
+        """Return limit, slope and shift, as `grouped_matmul` takes them."""
         return inf if self.limit is None else self.limit, self.slope, self.shift
 
 
@@ -46,7 +46,7 @@ def gated(products: torch.Tensor, glu: Glu) -> torch.Tensor:
 
 
 def gate_and_up(packed: torch.Tensor, glu: Glu) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two halves of the last dimension, as views: columns of products, or of biases."""
+    """Return both halves of the last dimension, as views: columns of products, or of biases."""
     if glu.interleaved:
         return packed[..., ::2], packed[..., 1::2]
     inner = packed.shape[-1] // 2
@@ -54,7 +54,7 @@ def gate_and_up(packed: torch.Tensor, glu: Glu) -> tuple[torch.Tensor, torch.Ten
 
 
 def check_glu(name: str, glu: object, n: int) -> None:
-    """Raises InputError for one that cannot be applied to n columns."""
+    """Raise InputError for one that cannot be applied to n columns."""
     asked = f"{name}: glu, a Glu or None"
     if glu is None:
         return

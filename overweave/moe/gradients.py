@@ -23,7 +23,7 @@ _NOT_DIFFERENTIABLE = "overweave.moe.grouped_matmul has no gradients of fp8; mul
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    """Saves what the gradients read."""
+    """Save what the gradients read."""
     call = Grouped(*inputs)
     tensors = [getattr(call, name) for name in _TENSORS]
     ctx.save_for_backward(*tensors)
@@ -35,7 +35,7 @@ _TENSORS = tuple(name for name in Grouped._fields if name not in _OTHERS)
 
 
 def backward(ctx: Any, grad: torch.Tensor) -> Grads:
-    """The gradients of all arguments, in their order."""
+    """Return the gradients of all arguments, in their order."""
     tensors = dict(zip(_TENSORS, ctx.saved_tensors, strict=True))
     call = Grouped(**tensors, **ctx.others)
     if call.scale_x is not None:
@@ -46,7 +46,7 @@ def backward(ctx: Any, grad: torch.Tensor) -> Grads:
 
 
 def _of_products(call: Grouped, grad: torch.Tensor, needs: dict[str, bool]) -> dict[str, torch.Tensor | None]:
-    """The gradients by name. Where something is done to products, these are computed anew."""
+    """Return the gradients by name. Where an epilogue follows the products, these are recomputed."""
     g = grad.to(call.x.dtype) if call.into is None else _rows_of(grad, call.into).to(call.x.dtype)
     found: dict[str, torch.Tensor | None] = {}
     is_plain = call._replace(bias=None).epilogue.steps == ()
@@ -65,7 +65,7 @@ def _of_products(call: Grouped, grad: torch.Tensor, needs: dict[str, bool]) -> d
 def _through(
     call: Grouped, g: torch.Tensor, found: dict[str, torch.Tensor | None]
 ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
-    """Back through row weights and epilogue: each weight with what its product's gradient is."""
+    """Differentiate row weights and epilogue: return each weight with the gradient of its product."""
     biases = _biases(call)
     products = [
         _matmul(call.x, w, call.offs, bias=bias, rows=call.rows).float().requires_grad_()
@@ -82,7 +82,7 @@ def _through(
 
 
 def _biases(call: Grouped) -> list[torch.Tensor | None]:
-    """The bias of each product."""
+    """Return the bias of each product."""
     if call.bias is None:
         return [None for _ in call.factors]
     return [each.contiguous() for each in call.bias.view(call.bias.shape[0], len(call.factors), -1).unbind(1)]
@@ -91,7 +91,7 @@ def _biases(call: Grouped) -> list[torch.Tensor | None]:
 def _of_x(
     call: Grouped, parts: list[tuple[torch.Tensor, torch.Tensor]], g: torch.Tensor | None, is_weighed: bool
 ) -> dict[str, torch.Tensor | None]:
-    """Of x, and of the weights of rows where these alone follow the product. g: then y's gradient."""
+    """Return the gradient of x, and that of the weights of rows if these alone follow the product; then g is y's."""
     dx = (
         torch.stack([_matmul(dz, w.transpose(1, 2), call.offs) for w, dz in parts]).sum(0)
         if len(parts) > 1
@@ -139,20 +139,20 @@ def _matmul(
 
 
 def _is_row(call: Grouped) -> torch.Tensor:
-    """Which rows of the product are some expert's."""
+    """Return which rows of the product are those of an expert."""
     return torch.arange(call.pairs, device=call.x.device) < call.offs[-1]
 
 
 def _rows_of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows by index; those out of range are the nearest one's."""
+    """Return rows by index; an index out of range is clamped."""
     return x.index_select(0, rows.clamp(0, max(0, x.shape[0] - 1)))
 
 
 def _scattered(call: Grouped, dx: torch.Tensor) -> torch.Tensor:
-    """Rows added to those that they were gathered from, in fp32 and in a fixed order."""
+    """Add rows to those that they were gathered from, in fp32 and in a fixed order."""
     assert call.rows is not None
     rows, count = call.rows, call.x.shape[0]
     is_known = _is_row(call) & (rows >= 0) & (rows < count)
-    places = torch.where(is_known, rows, count).long()  # one more row takes what belongs to none
+    target_rows = torch.where(is_known, rows, count).long()  # one more row takes what belongs to none
     total = torch.zeros(count + 1, dx.shape[1], dtype=torch.float32, device=dx.device)
-    return total.index_put((places,), dx.float(), accumulate=True)[:count].to(dx.dtype)
+    return total.index_put((target_rows,), dx.float(), accumulate=True)[:count].to(dx.dtype)

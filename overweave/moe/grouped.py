@@ -62,8 +62,8 @@ def grouped_matmul(
     """
     if out_dtype is None:
         out_dtype = torch.bfloat16 if scale_x is not None else x.dtype
-    beside = bias, gate, activation or "", rows, into, row_weights, scale_x, scale_w
-    call = Grouped(x, w, offs, *beside, out_dtype, gating or ())
+    optional = bias, gate, activation or "", rows, into, row_weights, scale_x, scale_w
+    call = Grouped(x, w, offs, *optional, out_dtype, gating or ())
     check(call)
     return cast(torch.Tensor, torch.ops.overweave.grouped_matmul(*call))
 

@@ -10,7 +10,7 @@ from overweave.memory.group import GroupLike
 from overweave.moe.glu import Glu
 from overweave.moe.overlapped import ExpertWeights
 from overweave.moe.tensor_parallel import experts_mlp
-from overweave.ops.dispatch.route import place_of
+from overweave.ops.dispatch.route import group_rank_of
 
 
 class ExpertsMlp(nn.Module):
@@ -36,7 +36,7 @@ class ExpertsMlp(nn.Module):
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
-        (experts, hidden, inner), ranks = sizes, place_of(group).world_size
+        (experts, hidden, inner), ranks = sizes, group_rank_of(group).world_size
         if inner % ranks:
             cure = "Choose a multiple of the ranks"
             raise InputError(f"ExpertsMlp over {ranks} ranks", f"experts have an inner size of {inner}", cure)

@@ -24,7 +24,7 @@ class LayerInput(NamedTuple):
 
 
 def gathered(given: LayerInput, group: Group) -> LayerInput:
-    """All ranks' tokens, with their experts and weights."""
+    """Return all ranks' tokens, with their experts and weights."""
     whole = LayerInput(*(each.new_empty((each.shape[0] * group.world_size, each.shape[1])) for each in given))
     for all_rows, own_rows in zip(whole, given, strict=True):
         all_gather_single(all_rows, own_rows, group=group.process_group)
@@ -32,7 +32,7 @@ def gathered(given: LayerInput, group: Group) -> LayerInput:
 
 
 def link_alone(given: LayerInput, group: Group) -> torch.Tensor:
-    """Tokens to every rank and back, and nothing computed."""
+    """Send tokens to every rank and back, and compute nothing."""
     whole, y = given.x.new_empty((given.x.shape[0] * group.world_size, given.x.shape[1])), torch.empty_like(given.x)
     all_gather_single(whole, given.x, group=group.process_group)
     reduce_scatter_single(y, whole, group=group.process_group)
@@ -56,10 +56,10 @@ def sent_and_returned(given: LayerInput, weights: ExpertWeights, experts: int, g
     """Each pair of a token and an expert travels to the rank that holds the expert, and its product comes back. Every
     host reads the counts."""
     ranks, (tokens, top) = group.world_size, given.ids.shape
-    chosen, order = given.ids.flatten().sort(stable=True)
+    sorted_ids, order = given.ids.flatten().sort(stable=True)
     begins = [shard_rows(experts, ranks, rank)[0] for rank in range(1, ranks)]
-    bounds = torch.tensor(begins, device=chosen.device, dtype=chosen.dtype)
-    to = torch.bincount(torch.bucketize(chosen, bounds, right=True), minlength=ranks)
+    bounds = torch.tensor(begins, device=sorted_ids.device, dtype=sorted_ids.dtype)
+    to = torch.bincount(torch.bucketize(sorted_ids, bounds, right=True), minlength=ranks)
     come = torch.empty_like(to)
     dist.all_to_all_single(come, to, group=group.process_group)
     splits = come.tolist(), to.tolist()
@@ -69,7 +69,7 @@ def sent_and_returned(given: LayerInput, weights: ExpertWeights, experts: int, g
         dist.all_to_all_single(as_movable(received), as_movable(rows), *split, group=group.process_group)
         return received
 
-    x, ids = sent(given.x[order // top], splits), sent(chosen, splits)
+    x, ids = sent(given.x[order // top], splits), sent(sorted_ids, splits)
     returned = sent(_products(x, weights.own_ids(ids).unsqueeze(1), weights), (splits[1], splits[0]))
     products = torch.empty_like(returned)
     products[order] = returned
@@ -83,9 +83,11 @@ def _products(x: torch.Tensor, ids: torch.Tensor, weights: ExpertWeights) -> tor
     up, down, experts = weights.up.transpose(1, 2), weights.down.transpose(1, 2), weights.up.shape[0]
     if not experts:
         return x.new_zeros((ids.numel(), x.shape[1]))
-    chosen, order = (ids if weights.first is None else torch.where(ids < 0, experts, ids)).flatten().sort(stable=True)
-    every = torch.arange(experts, device=ids.device, dtype=chosen.dtype)
-    ends = torch.searchsorted(chosen, every, right=True).int()
+    sorted_ids, order = (
+        (ids if weights.first is None else torch.where(ids < 0, experts, ids)).flatten().sort(stable=True)
+    )
+    every = torch.arange(experts, device=ids.device, dtype=sorted_ids.dtype)
+    ends = torch.searchsorted(sorted_ids, every, right=True).int()
     gate, first = grouped_mm(x[order // ids.shape[1]], up, offs=ends).chunk(2, 1)
     products = grouped_mm(functional.silu(gate) * first, down, offs=ends)
     back = torch.empty_like(products)

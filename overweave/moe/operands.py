@@ -16,7 +16,7 @@ _ASKED = "grouped_matmul"
 
 
 def check(call: Grouped) -> None:
-    """Raises InputError for arguments that the operation cannot take."""
+    """Raise InputError for arguments that the operation cannot take."""
     x, w = call.x, call.w
     if x.dim() != 2 or w.dim() != 3:
         raise _refused(f"x has {x.dim()} dimensions and w {w.dim()}", "Pass x [rows, k] and w [experts, k, n]")

@@ -42,12 +42,12 @@ class Overlapped(NamedTuple):
     sizes: Sizes
 
     def program(self, kind: str, device: torch.device, kernels: Kernels) -> TileProgram:
-        """Proven and built when a signature is first called, by all ranks. Raises RankMismatch where they differ."""
+        """Prove and build the program at the first call of a signature, on all ranks. Raises RankMismatch."""
         return proven_program(self.group, LayerProgram(kind, self.sizes), device, kernels)
 
 
 def obstacle(x: torch.Tensor, columns: int) -> str:
-    """Why rows of x, and results of so many columns, cannot travel this way; empty if they can."""
+    """Return why rows of x, or results of so many columns, cannot be sent by `push`; empty if they can."""
     if columns % COLUMNS_STEP or x.shape[1] % COLUMNS_STEP:
         return f"rows of {x.shape[1]} and {columns} elements are no whole words of 16 bytes"
     return ""
@@ -61,8 +61,8 @@ class FirstMatmul:
 
     def __init__(self, of: Overlapped, x: torch.Tensor, factors: FactorLike, glu: Glu | None) -> None:
         self.of = of
-        self._w, _, self._beside = first_factors(factors, glu)
-        self.experts, self._glu = self._w.shape[0], None if GATE in self._beside else glu
+        self._w, _, self._operands = first_factors(factors, glu)
+        self.experts, self._glu = self._w.shape[0], None if GATE in self._operands else glu
         self.out = x.new_empty((of.sizes.m * of.sizes.top, self._w.shape[2]))
 
     def route(self, ids: torch.Tensor) -> None:
@@ -74,21 +74,21 @@ class FirstMatmul:
         tables, sizes = self.routed.tables, self.of.sizes
         if not self.out.numel() or not self.experts:
             return
-        call = _call(own("tokens")[: sizes.m], self._w, tables.offsets, rows=tables.tokens, **self._beside)
-        columns = self._w.shape[2] * (2 if GATE in self._beside else 1)
+        call = _call(own("tokens")[: sizes.m], self._w, tables.offsets, rows=tables.tokens, **self._operands)
+        columns = self._w.shape[2] * (2 if GATE in self._operands else 1)
         place = self.of.group.rank, sizes.experts_ahead(self.experts, columns)
         multiply_arriving(self.out, call, tables.bounds, place, channel)
 
     @property
     def kernels(self) -> tuple[object, ...]:
-        """What decides which kernels are launched."""
-        each = {"w": self._w, **self._beside}
+        """Return what decides which kernels are launched."""
+        each = {"w": self._w, **self._operands}
         words = ((one.shape, one.stride()) if isinstance(one, torch.Tensor) else one for one in each.values())
         return *zip(each, words, strict=True), self._glu
 
     @property
     def h(self) -> torch.Tensor:
-        """What the second matmul multiplies."""
+        """Return the operand of the second matmul."""
         return self.out if self._glu is None else gated(self.out, self._glu)
 
 
@@ -113,7 +113,7 @@ class SecondMatmul:
 
     @property
     def kernels(self) -> tuple[object, ...]:
-        """What decides which kernels are launched."""
+        """Return what decides which kernels are launched."""
         w, bias = self._factors
         return w.shape, w.stride(), bias is None
 
@@ -218,14 +218,14 @@ class ExpertWeights(NamedTuple):
     down_scale: torch.Tensor | None = None
 
     def own_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """The experts of tokens as this rank numbers its own; -1 for others."""
+        """Return the experts of tokens as this rank numbers its own; -1 for others."""
         if self.first is None:
             return ids
         own = ids - self.first
         return torch.where((own >= 0) & (own < self.up.shape[0]), own, -1)
 
     def sums(self, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor | None) -> torch.Tensor:
-        """What this rank adds to each token of x, but for biases that its owner adds."""
+        """Return this rank's part of the sum of each token of x, without biases that its owner adds."""
         if not self.up.shape[0]:  # a rank without experts: nothing, of which its peers' gradients still hear
             heard = [each[:, :0].sum(1, keepdim=True).to(x.dtype) for each in (x, topk_weights) if each is not None]
             return x.new_zeros(x.shape) + sum(heard)
@@ -237,7 +237,7 @@ class ExpertWeights(NamedTuple):
 
 
 def check_layer(name: str, weights: object) -> None:
-    """Raises InputError for what are no weights of a layer, and for a first expert that there cannot be."""
+    """Raise InputError for what are no weights of a layer, and for a first expert that no rank can have."""
     asked = f"{name}: weights, an ExpertWeights"
     if not isinstance(weights, ExpertWeights):
         raise InputError(asked, f"got {type(weights).__name__}", "Pass overweave.moe.ExpertWeights(up, down, ...)")
@@ -250,7 +250,7 @@ def check_layer(name: str, weights: object) -> None:
 def chained(
     of: Overlapped, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor, weights: ExpertWeights
 ) -> torch.Tensor:
-    """A whole layer but for biases that owners of tokens add: this rank's tokens of the sum over ranks."""
+    """Return this rank's tokens of the sum over ranks of a whole layer, without biases that owners of tokens add."""
     sizes, top = of.sizes, of.sizes.top
     slots = torch.cat([ids, topk_weights.float().contiguous().view(torch.int32)], 1)
     first = FirstMatmul(of, x, (weights.up, weights.up_bias), weights.glu)
@@ -285,9 +285,9 @@ def overlapped_in(
     return Overlapped(group, Sizes(tokens[0], rows[0], tokens[1], rows[1], group.world_size, words))
 
 
-def _call(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **beside: Any) -> Grouped:
+def _call(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **fields: Any) -> Grouped:
     nothing = dict.fromkeys(Grouped._fields) | {"activation": "", "gating": (), "out_dtype": x.dtype}
-    return Grouped(**nothing | {"x": x, "w": w, "offs": offsets[1:]} | beside)  # type: ignore[arg-type]
+    return Grouped(**nothing | {"x": x, "w": w, "offs": offsets[1:]} | fields)  # type: ignore[arg-type]
 
 
 def multiply_arriving(
@@ -389,7 +389,7 @@ def _keep_gathered(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[
 
 
 def _gathered_gradient(ctx: Any, dh: torch.Tensor, *_: Any) -> tuple[Any, ...]:
-    """That of x by the other operator, those of weights by groups."""
+    """Compute the gradient of x by `experts_reduce_scatter`'s program, and those of weights by grouped matmuls."""
     ids, x, w = ctx.saved_tensors
     needs_x, _, needs_w, needs_bias = ctx.needs_input_grad
     dx = dw = dbias = None
@@ -413,7 +413,7 @@ def _keep_summed(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[st
 
 
 def _scattered_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    """That of h by the other operator: each row's before it is weighed; the others follow from it, and by groups."""
+    """Compute the gradient of h by `all_gather_experts`' program, each row's before it is weighed; then the others."""
     _, ids, w, *_ = ctx.saved_tensors
     rank, ranks = ctx.options["place"]
     m = ids.shape[0]
@@ -425,7 +425,7 @@ def _scattered_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _total_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    """All ranks have that of y: nothing travels."""
+    """Compute gradients on each rank alone: all have that of y."""
     _, ids, w, *_ = ctx.saved_tensors
     routed = routed_tokens(ids, w.shape[0])
     raw = multiplied(dy.contiguous(), routed, None, (w.transpose(1, 2),), None)
@@ -487,7 +487,7 @@ def _chained_fake(
 
 
 def glu_word(glu: Glu | None) -> str:
-    """A glu in the text of an op's call; a compiler reads this, too."""
+    """Return a glu as text for the description of an op's call; a compiler traces this, too."""
     return "" if glu is None else f"{glu.activation} {glu.interleaved} {glu.limit} {glu.slope} {glu.shift}"
 
 
@@ -557,7 +557,7 @@ def _reaches_peers(group_name: str, index: int) -> bool:
     return reaches
 
 
-_reaches_peers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as ops/dispatch/route.place_of
+_reaches_peers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as ops/dispatch/route.group_rank_of
 
 # MEASURED: of 2 x H200 (benchmarks/results/experts.h200x2.2026-11-29.txt).
 LEAST_BYTES = 4 << 20

@@ -150,8 +150,8 @@ def check_second(
 
 
 def check_down(name: str, weights: tuple[object, ...], scale: object) -> None:
-    """The second weights of a layer beside its first, which are sound: up, down, their biases and the glu. scale: of
-    down in fp8. Raises InputError."""
+    """Check the second weights of a layer, whose first ones are checked already. weights: up, down, their biases and
+    the glu. scale: of down in fp8. Raises InputError."""
     up, down, _, bias, glu = weights
     assert isinstance(up, torch.Tensor)
     experts, n, k = up.shape
@@ -210,7 +210,7 @@ def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, f
 def _quantised(
     x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None, given: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x beside w: of weights in fp8 its rows are, too, and `given` gets both scales. Returns both."""
+    """Return x and w as they are multiplied: where w is fp8, rows of x are quantised, and `given` gets both scales."""
     if scale is None:
         return x, w
     values, scale_x = quantise_rows(x)

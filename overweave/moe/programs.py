@@ -27,7 +27,7 @@ from overweave.ir.shards import shard_rows
 from overweave.lang.mapping import TileChannel, Tiles
 from overweave.ops.author.tile_program import TileCall
 from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
-from overweave.runtime.handwritten import Declared, OwnBuffer, Part, SymmetricBuffer, Uses
+from overweave.runtime.handwritten import Access, Declared, OwnBuffer, Part, SymmetricBuffer
 
 RowsPlace = Part | torch.Tensor
 COLUMNS_STEP = 8  # elements: rows of whole words of 16 bytes
@@ -53,17 +53,17 @@ class Sizes(NamedTuple):
     words: int = 1
 
     def rows(self, rank: int) -> tuple[int, int]:
-        """The tokens of a rank."""
+        """Return the range of tokens of a rank."""
         return shard_rows(self.m, self.ranks, rank)
 
     def pairs(self, rank: int) -> slice:
-        """The pairs of a rank's tokens with their experts."""
+        """Return the range of pairs of a rank's tokens with their experts."""
         low, high = self.rows(rank)
         return slice(low * self.top, high * self.top)
 
     @property
     def shard(self) -> int:
-        """Rows that the longest shard has; one at least, for a buffer."""
+        """Return the rows of the longest shard; one at least, for a buffer."""
         return max(1, -(-self.m // self.ranks))
 
     def experts_ahead(self, experts: int, columns: int) -> int:
@@ -74,7 +74,7 @@ class Sizes(NamedTuple):
 
     @property
     def cuts(self) -> tuple[tuple[int, int], ...]:
-        """The columns that the second matmul computes in one launch after the other."""
+        """Return the columns of each launch of the second matmul, in their order."""
         step = min(TILE_COLUMNS, self.columns // 4 // COLUMNS_STEP * COLUMNS_STEP)
         count = max(2, min(MOST_CUTS, self.shard * self.columns * self.dtype.itemsize // LEAST_COPY))
         share = self.columns / (count - 1 + LAST_PART)
@@ -120,13 +120,13 @@ def write_gather(
             copies.rank_notify(name, rank, peer)
     for source in range(ranks):
         call.rank_wait("slots", source)
-    every = (Uses(call.part("slots")[0 : sizes.m], "slots"),)
+    every = (Access(call.part("slots")[0 : sizes.m], "slots"),)
     call.rank_compute("route", route, every)
     shards = {}
     for step in range(ranks):
         source = (rank - step) % ranks  # in the order in which shards arrive
         low, high = sizes.rows(source)
-        reads = (Uses(call.part("tokens")[low:high], "x", low), *every) if low < high else ()
+        reads = (Access(call.part("tokens")[low:high], "x", low), *every) if low < high else ()
         shards[source] = (reads, _made(h and h[sizes.pairs(source)], "h", low * sizes.top))
     call.rank_compute_arriving("multiply", multiply, "tokens", shards)
 
@@ -165,7 +165,7 @@ def _send_sums(call: TileCall, sizes: Sizes, compute: ColumnsStep, h: Part | Non
     rank, ranks, returns = call.rank, sizes.ranks, call.queue("returns")
     peers, last = [(rank + step) % ranks for step in range(1, ranks)], len(sizes.cuts) - 1
     for cut, columns in enumerate(sizes.cuts):
-        parts, made = call.part(f"parts{cut}"), list[Uses]()
+        parts, made = call.part(f"parts{cut}"), list[Access]()
         for owner in peers:
             low, high = sizes.rows(owner)
             made += _made(h and parts[low:high], f"part.{rank}", low, columns[0])
@@ -185,16 +185,16 @@ def _add_sums(
     sizes: Sizes,
     step: tuple[int, Callable[[OwnBuffer], object]],
     h: Part | None,
-    made: tuple[Uses, ...],
+    made: tuple[Access, ...],
 ) -> None:
     """Columns of the own tokens' sums. step: which, and what adds them."""
     (cut, add), rank, last = step, call.rank, len(sizes.cuts) - 1
-    (low, high), read = sizes.rows(rank), list[Uses]()
+    (low, high), read = sizes.rows(rank), list[Access]()
     for source in ((rank + step) % sizes.ranks for step in range(1, sizes.ranks)):
         if cut in (0, last):
             call.rank_wait("last" if cut == last else "landed", source)
         landed = call.part(f"landed{cut}")[source * sizes.shard : source * sizes.shard + high - low]
-        read += [Uses(landed, f"part.{source}", low, sizes.cuts[cut][0])]
+        read += [Access(landed, f"part.{source}", low, sizes.cuts[cut][0])]
     pairs = sizes.pairs(rank)
     call.rank_compute(f"add{cut}", add, (*read, *_made(h and h[pairs], "h", pairs.start)), made)
 
@@ -231,13 +231,13 @@ def write_total(
 
 
 def chain_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """What peers address in a whole layer."""
+    """Return the buffers and channels of a whole layer."""
     first, second = gather_buffers(sizes), scatter_buffers(sizes)
     return first[0] | second[0], first[1] | second[1]
 
 
-def _made(part: Part | None, tensor: str, row: int = 0, col: int = 0) -> tuple[Uses, ...]:
-    return () if part is None else (Uses(part, tensor, row, col),)
+def _made(part: Part | None, tensor: str, row: int = 0, col: int = 0) -> tuple[Access, ...]:
+    return () if part is None else (Access(part, tensor, row, col),)
 
 
 BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers, "total": total_buffers, "chain": chain_buffers}
@@ -250,11 +250,11 @@ class LayerProgram(NamedTuple):
     sizes: Sizes
 
     def declared(self) -> Declared:
-        """What peers address."""
+        """Return the symmetric buffers and channels."""
         return Declared(*BUFFERS[self.kind](self.sizes))
 
     def schedule(self) -> Schedule:
-        """What is proven before it runs."""
+        """Return the schedule that is proven before the program runs."""
         return schedule_of(self.kind, self.sizes, COLUMNS_STEP)
 
 

@@ -14,7 +14,7 @@ from overweave.kernels.arguments import SentRows
 from overweave.moe.overlapped import check_ids
 from overweave.moe.routing import route
 from overweave.moe.sending import RowsSender
-from overweave.moe.travelling import Travelling, as_rows, as_words, placed
+from overweave.moe.travelling import Travelling, as_rows, as_words, positions_of
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.collectives import WHERE, Exchange, agreed, described
 from overweave.ops.dispatch.torch_ops import TorchOp, define
@@ -33,18 +33,20 @@ class Push(NamedTuple):
 
 
 class SentTables(NamedTuple):
-    """Which tokens a call sends where, int32, on the device. chosen `[t * top]`: tokens in the order in which they are
-    sent, rank by rank. starts `[W + 1]`: where those for each rank begin. places `[t, W]`: which of those for a rank a
-    token is, -1 if none. received `[W + 2]`: where the rows of each source begin, the last one's end, and a reason."""
+    """Which tokens a call sends where, int32, on the device. tokens `[t * top]`: their indices in the order in which
+    they are sent, rank by rank. starts `[W + 1]`: where those for each rank begin. positions `[t, W]`: which of those
+    for a rank a token is, -1 if none. received `[W + 2]`: where the rows of each source begin, the last one's end, and
+    a reason."""
 
-    chosen: torch.Tensor
+    tokens: torch.Tensor
     starts: torch.Tensor
-    places: torch.Tensor
+    positions: torch.Tensor
     received: torch.Tensor
 
 
 class PushedRoute(NamedTuple):
-    """The way back. anchor: by which the gradients of `combine` reach those of `dispatch` on every rank."""
+    """What `combine` needs of a dispatch. anchor: by which the gradients of `combine` reach those of `dispatch` on
+    every rank."""
 
     exchange: Exchange
     push: Push
@@ -53,7 +55,7 @@ class PushedRoute(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """As the ops take it."""
+        """Return the options of the ops."""
         return _bounds(self.exchange, self.push)
 
 
@@ -67,7 +69,7 @@ class Pushed(NamedTuple):
 
 
 def check_push(push: Push, tokens: int, most: int | None) -> Push:
-    """With its bound of tokens. Raises InputError."""
+    """Return push with its bound of tokens. Raises InputError."""
     if most is None:
         raise InputError('dispatch with plan "push"', "nobody says how many rows a rank may receive", "Pass most=")
     bound, sms = push
@@ -80,7 +82,7 @@ def check_push(push: Push, tokens: int, most: int | None) -> Push:
 
 
 def check_summed(name: str, x: torch.Tensor) -> None:
-    """Rows whose sums come back. Raises InputError."""
+    """Raise InputError for a dtype whose sums kernels do not add."""
     if x.dtype not in SUMMED:
         cure = f"Pass {', '.join(str(each).removeprefix('torch.') for each in SUMMED)}, or plan=None"
         raise InputError(f'{name} with plan "push"', f"parts are {x.dtype}", cure)
@@ -89,15 +91,15 @@ def check_summed(name: str, x: torch.Tensor) -> None:
 def dispatched(
     exchange: Exchange, push: Push, given: Travelling, bounds: tuple[int, int]
 ) -> tuple[Pushed, PushedRoute]:
-    """Tokens to the ranks of their experts. bounds: experts of all ranks, and `most`."""
+    """Send tokens to the ranks of their experts. bounds: experts of all ranks, and `most`."""
     experts, most = bounds
     options = _bounds(exchange, push) | {"experts": experts, "most": most}
-    *received, anchor, chosen, starts, places, begins = torch.ops.overweave.dispatch_pushed(*given, **options)
-    return Pushed(*received), PushedRoute(exchange, push, SentTables(chosen, starts, places, begins), anchor)
+    *received, anchor, tokens, starts, positions, begins = torch.ops.overweave.dispatch_pushed(*given, **options)
+    return Pushed(*received), PushedRoute(exchange, push, SentTables(tokens, starts, positions, begins), anchor)
 
 
 def combined(parts: torch.Tensor, route: PushedRoute) -> torch.Tensor:
-    """Parts back to the owners of tokens, who add them."""
+    """Return the sums of this rank's tokens: parts are sent back to the owners, who add them."""
     y: torch.Tensor = torch.ops.overweave.combine_pushed(parts, route.anchor, *route.tables, **route.options)
     return y
 
@@ -115,18 +117,18 @@ def _agree(options: dict[str, Any], moved: str) -> None:
 def _landed(
     matrices: tuple[torch.Tensor, torch.Tensor | None], tables: SentTables, counts: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of this rank, and what lies beside them, as words. matrices: int32, what may be sent. Fills
-    `tables.received`."""
-    rows, beside = matrices
+    """Send rows; return those that this rank received, and their metadata, as words. matrices: int32, what may be sent.
+    Fills `tables.received`."""
+    rows, metadata = matrices
     group, most = group_of(options["group_name"]), options["most"]
     size = SendSizes(
-        max(options["shard"], 1), most, rows.shape[1], 0 if beside is None else beside.shape[1], options["sms"]
+        max(options["shard"], 1), most, rows.shape[1], 0 if metadata is None else metadata.shape[1], options["sms"]
     )
     out = rows.new_empty((most, rows.shape[1]))
-    out_beside = None if beside is None else rows.new_empty((most, beside.shape[1]))
-    sending = Sending(SentRows(rows, beside, tables.chosen, tables.starts), counts)
-    RowsSender(group, size).land(sending, Placed(out, out_beside, tables.received))
-    return out, out if out_beside is None else out_beside
+    out_metadata = None if metadata is None else rows.new_empty((most, metadata.shape[1]))
+    sending = Sending(SentRows(rows, metadata, tables.tokens, tables.starts), counts)
+    RowsSender(group, size).land(sending, Placed(out, out_metadata, tables.received))
+    return out, out if out_metadata is None else out_metadata
 
 
 def _dispatch(
@@ -141,24 +143,24 @@ def _dispatch(
     check_ids(options["group_name"], topk_ids, experts)
     _agree(options, described("rows", x))
     given = Travelling(x, scales, topk_weights, topk_ids)
-    targets, beside = given.chosen(experts, options["place"][1])
+    targets, metadata = given.targets_and_metadata(experts, options["place"][1])
     routed = route(targets, options["place"][1])  # ranks are routed to as experts are
-    places, counts = placed(targets, routed)
-    chosen, starts = routed.tokens.clone(), routed.offsets.clone()  # results of an op lie each in memory of their own
-    tables = SentTables(chosen, starts, places, counts.new_empty(len(counts) + 1))
-    words, beside = _landed((as_words(x), beside), tables, counts, **options)
-    return as_rows(words, x), *given.read(beside, experts, options["place"]), _anchor(x), *tables
+    positions, counts = positions_of(targets, routed)
+    tokens, starts = routed.tokens.clone(), routed.offsets.clone()  # results of an op lie each in memory of their own
+    tables = SentTables(tokens, starts, positions, counts.new_empty(len(counts) + 1))
+    words, metadata = _landed((as_words(x), metadata), tables, counts, **options)
+    return as_rows(words, x), *given.read(metadata, experts, options["place"]), _anchor(x), *tables
 
 
 def _anchor(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((0,), dtype=torch.float32)
 
 
-def _send(rows: torch.Tensor, chosen: torch.Tensor, starts: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Rows as `_dispatch` sent tokens."""
+def _send(rows: torch.Tensor, tokens: torch.Tensor, starts: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Send rows as `_dispatch` sent tokens."""
     _agree(options, described("rows", rows))
     received = starts.new_empty(starts.shape[0] + 1)
-    tables = SentTables(chosen, starts, chosen, received)
+    tables = SentTables(tokens, starts, tokens, received)
     counts = torch.cat([starts[1:] - starts[:-1], starts.new_zeros(1)])
     words, _ = _landed((as_words(rows), None), tables, counts, **options)
     return as_rows(words, rows)
@@ -167,9 +169,9 @@ def _send(rows: torch.Tensor, chosen: torch.Tensor, starts: torch.Tensor, **opti
 def _combine(
     parts: torch.Tensor,
     anchor: torch.Tensor | None,
-    chosen: torch.Tensor,
+    tokens: torch.Tensor,
     starts: torch.Tensor,
-    places: torch.Tensor,
+    positions: torch.Tensor,
     received: torch.Tensor,
     *,
     shard: int,
@@ -182,9 +184,9 @@ def _combine(
     words = as_words(parts)
     size = SendSizes(max(shard, 1), parts.shape[0], words.shape[1], 0, sms)
     padded = words.view(parts.dtype)
-    y = padded.new_empty((places.shape[0], padded.shape[1]))
+    y = padded.new_empty((positions.shape[0], padded.shape[1]))
     sending = Sending(SentRows(words, None, None, received[:-1]), None)
-    RowsSender(group_of(group_name), size).add(sending, Parts(padded, places, received), y)
+    RowsSender(group_of(group_name), size).add(sending, Parts(padded, positions, received), y)
     return y if y.shape[1] == parts.shape[1] else y[:, : parts.shape[1]].contiguous()
 
 
@@ -203,14 +205,14 @@ def _dispatch_fake(
     return *rows, ints(t * top), ints(ranks + 1), ints(t, ranks), ints(ranks + 2)
 
 
-def _send_fake(rows: torch.Tensor, chosen: torch.Tensor, starts: torch.Tensor, **options: Any) -> torch.Tensor:
+def _send_fake(rows: torch.Tensor, tokens: torch.Tensor, starts: torch.Tensor, **options: Any) -> torch.Tensor:
     return rows.new_empty((options["most"], rows.shape[1]))
 
 
 def _combine_fake(
-    parts: torch.Tensor, anchor: Any, chosen: Any, starts: Any, places: torch.Tensor, *_: Any, **options: Any
+    parts: torch.Tensor, anchor: Any, tokens: Any, starts: Any, positions: torch.Tensor, *_: Any, **options: Any
 ) -> torch.Tensor:
-    return parts.new_empty((places.shape[0], parts.shape[1]))
+    return parts.new_empty((positions.shape[0], parts.shape[1]))
 
 
 def _of_gradients(options: dict[str, Any]) -> dict[str, Any]:
@@ -228,7 +230,7 @@ def _keep_dispatch(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[
 
 
 def _dispatch_gradient(ctx: Any, dx: Any, _: Any, dweights: Any, *__: Any) -> tuple[Any, ...]:
-    """In one order on all ranks."""
+    """Exchange gradients in one order on all ranks."""
     ids, *tables = ctx.saved_tensors
     found: list[Any] = [None, None]
     if ctx.needs_input_grad[0]:
@@ -240,14 +242,14 @@ def _dispatch_gradient(ctx: Any, dx: Any, _: Any, dweights: Any, *__: Any) -> tu
 
 
 def _keep_combine(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-    parts, anchor, chosen, starts, _, _ = inputs
-    ctx.save_for_backward(chosen, starts, *([] if anchor is None else [anchor]))
+    parts, anchor, tokens, starts, _, _ = inputs
+    ctx.save_for_backward(tokens, starts, *([] if anchor is None else [anchor]))
     ctx.most, ctx.options = parts.shape[0], _of_gradients(keyword_only_inputs)
 
 
 def _combine_gradient(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    chosen, starts, *anchor = ctx.saved_tensors
-    rows = torch.ops.overweave.send_pushed(gradient.contiguous(), chosen, starts, most=ctx.most, **ctx.options)
+    tokens, starts, *anchor = ctx.saved_tensors
+    rows = torch.ops.overweave.send_pushed(gradient.contiguous(), tokens, starts, most=ctx.most, **ctx.options)
     return rows, torch.zeros_like(anchor[0]) if anchor else None, None, None, None, None
 
 
@@ -256,9 +258,9 @@ _DISPATCH = (
     "(Tensor x, Tensor? scales, Tensor? topk_weights, Tensor topk_ids, *, int experts, SymInt most, "
     f"{_BOUNDS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-_SEND = f"(Tensor rows, Tensor chosen, Tensor starts, *, SymInt most, {_BOUNDS}) -> Tensor"
+_SEND = f"(Tensor rows, Tensor tokens, Tensor starts, *, SymInt most, {_BOUNDS}) -> Tensor"
 _COMBINE = (
-    "(Tensor parts, Tensor? anchor, Tensor chosen, Tensor starts, Tensor places, Tensor received, *, "
+    "(Tensor parts, Tensor? anchor, Tensor tokens, Tensor starts, Tensor positions, Tensor received, *, "
     f"{_BOUNDS}) -> Tensor"
 )
 for _op in (

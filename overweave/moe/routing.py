@@ -45,7 +45,7 @@ NO_EXPERT = -1  # an id that says that the slot is not used
 
 
 def as_ids(ids: torch.Tensor) -> torch.Tensor:
-    """Experts as int32, of which numbers that are beyond it stay beyond any expert."""
+    """Return experts as int32; numbers beyond its range stay out of the range of experts."""
     if ids.dtype == torch.int64:
         ids = ids.clamp(-(2**31), 2**31 - 1)
     return ids.to(torch.int32)
@@ -73,7 +73,7 @@ def route(topk_ids: torch.Tensor, experts: int, sources: int = 1) -> Routing:
 
 
 def _sizes(topk_ids: torch.Tensor, experts: int, sources: int) -> RoutingSizes:
-    """Raises InputError for what no routing can be."""
+    """Return the sizes of a routing. Raises InputError for what no routing can be."""
     asked = f"route to {experts} experts"
     if topk_ids.dim() != 2 or topk_ids.dtype != torch.int32:
         raise InputError(asked, f"topk_ids are {topk_ids.dtype} {tuple(topk_ids.shape)}", "Pass int32 [tokens, top]")

@@ -28,6 +28,7 @@ from overweave.ops.author.tile_program import TileCall, TileProgram
 from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import (
+    Access,
     AnyBuffer,
     Declared,
     Part,
@@ -35,7 +36,6 @@ from overweave.runtime.handwritten import (
     SymmetricBuffer,
     TileLaunch,
     TileRows,
-    Uses,
 )
 from overweave.runtime.library import rows as library
 from overweave.runtime.sent_rows import Parts, Placed, Sending, SendSizes
@@ -44,23 +44,23 @@ INTERPRET = "TRITON_INTERPRET"  # Triton's: kernels run on CPU ranks, too
 
 
 class RowsStep(NamedTuple):
-    """What a program does with rows: by a kernel, and in plain torch."""
+    """One step of a program on rows: by a kernel, and in plain torch."""
 
     launch: Callable[[], TileLaunch]
     run: Callable[[AnyBuffer], object]
 
 
 def dispatch_buffers(sizes: SendSizes, ranks: int) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """What peers address, and signal, where rows are sent."""
+    """Return the symmetric buffers and channels of a dispatch."""
     buffers, channels = combine_buffers(sizes, ranks)
-    if sizes.beside:
-        buffers["beside"] = SymmetricBuffer(ranks * sizes.shard, sizes.beside, torch.int32)
+    if sizes.metadata:
+        buffers["metadata"] = SymmetricBuffer(ranks * sizes.shard, sizes.metadata, torch.int32)
     buffers["counts"] = SymmetricBuffer(ranks, ranks + 1, torch.int32)
     return buffers, {"counts": TileChannel(Tiles(ranks, 1, 1, 1, ranks)), **channels}
 
 
 def combine_buffers(sizes: SendSizes, ranks: int) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """And where parts come back. Each program that sends is a tile of its rank's shard."""
+    """Return those of a combine. Each Triton program that sends is a tile of its rank's shard."""
     buffers = {"landed": SymmetricBuffer(ranks * sizes.shard, sizes.words, torch.int32)}
     return buffers, {"arrived": TileChannel(Tiles(ranks * sizes.programs, 1, 1, 1, ranks))}
 
@@ -75,11 +75,12 @@ def write_dispatch(
     given: dict[str, RowsPlace],
     received: Part | None = None,
 ) -> None:
-    """Rows to the ranks that are to have them. steps: push, and land. given: `counts` of this rank, `landed`, the rows
-    that it may send, and `beside`, if something travels with them. received: what lands of them on paper."""
+    """Write a dispatch: rows are stored on the ranks of their experts. steps: push, and land. given: `counts` of this
+    rank, `landed`, the rows that it may send, and `metadata` of these, if there is any. received: what lands of them on
+    paper."""
     push, land = steps
     peers, own, each = _peers(call), _block(call.rank, sizes), slice(call.rank, call.rank + 1)
-    names = [name for name in ("landed", "beside") if name in given]
+    names = [name for name in ("landed", "metadata") if name in given]
     told = [Sent(((given["counts"], call.part("counts", peer)[each]),), "counts", call.rank) for peer in peers]
     sent = [
         Sent(tuple((given[name], call.part(name, peer)[own]) for name in names), "arrived", call.rank, sizes.programs)
@@ -87,21 +88,21 @@ def write_dispatch(
     ]
     call.queue("pushes").rank_rows(TileRows("push", *push, sends=(*told, *sent)))
     awaits = tuple((channel, peer) for channel in ("counts", "arrived") for peer in peers)
-    reads = [Uses(call.part("counts")[peer : peer + 1], "counts", peer) for peer in peers]
+    reads = [Access(call.part("counts")[peer : peer + 1], "counts", peer) for peer in peers]
     for peer in peers:
         block = _block(peer, sizes)
-        reads += [Uses(call.part(name)[block], name, block.start) for name in names]
-    first = {"counts": call.rank, "landed": own.start, "beside": own.start}
-    reads += [Uses(place, name, first[name]) for name, place in given.items() if isinstance(place, Part)]
-    makes = () if received is None else (Uses(received, "received"),)
+        reads += [Access(call.part(name)[block], name, block.start) for name in names]
+    first = {"counts": call.rank, "landed": own.start, "metadata": own.start}
+    reads += [Access(place, name, first[name]) for name, place in given.items() if isinstance(place, Part)]
+    makes = () if received is None else (Access(received, "received"),)
     call.rank_rows(TileRows("land", *land, awaits, (), tuple(reads), makes))
 
 
 def write_combine(
     call: TileCall, sizes: SendSizes, steps: tuple[RowsStep, RowsStep], parts: RowsPlace, y: Part | None = None
 ) -> None:
-    """Parts back to the owners of tokens. steps: push, and add. parts: of all rows that this rank may have received,
-    source by source. y: the sums on paper."""
+    """Write a combine: parts are stored on the owners of tokens. steps: push, and add. parts: of all rows that this
+    rank may have received, source by source. y: the sums on paper."""
     push, add = steps
     peers, own = _peers(call), _block(call.rank, sizes)
     sends = []
@@ -110,10 +111,10 @@ def write_combine(
         moves = ((mine, call.part("landed", peer)[own]),)
         sends.append(Sent(moves, "arrived", call.rank, sizes.programs))
     call.rank_rows(TileRows("push", *push, sends=tuple(sends)))
-    reads = [Uses(call.part("landed")[_block(peer, sizes)], f"part.{peer}", own.start) for peer in peers]
+    reads = [Access(call.part("landed")[_block(peer, sizes)], f"part.{peer}", own.start) for peer in peers]
     if isinstance(parts, Part):
-        reads.append(Uses(parts[own], f"part.{call.rank}", own.start))
-    makes = () if y is None else (Uses(y, "y", own.start),)
+        reads.append(Access(parts[own], f"part.{call.rank}", own.start))
+    makes = () if y is None else (Access(y, "y", own.start),)
     call.rank_rows(TileRows("add", *add, tuple(("arrived", peer) for peer in peers), (), tuple(reads), makes))
 
 
@@ -122,7 +123,7 @@ def _peers(call: TileCall) -> list[int]:
 
 
 def _block(rank: int, sizes: SendSizes) -> slice:
-    """The rows of a rank: of those that it sends to each other one, or receives from it."""
+    """Return the rows of a rank in the staging buffer of any other one."""
     return slice(rank * sizes.shard, (rank + 1) * sizes.shard)
 
 
@@ -133,7 +134,7 @@ class RowsSender(NamedTuple):
     sizes: SendSizes
 
     def land(self, sending: Sending, placed: Placed) -> None:
-        """Sends rows to all ranks, and puts those together that come."""
+        """Send rows to all ranks, and pack those that arrive, source by source."""
         sizes, rank = self.sizes, self.group.rank
         push = RowsStep(lambda: load("rows push")(sizes, sending), partial(library.push, sizes, rank, sending))
         land = RowsStep(
@@ -141,13 +142,13 @@ class RowsSender(NamedTuple):
         )
         assert sending.counts is not None
         given: dict[str, RowsPlace] = {"counts": sending.counts, "landed": sending.source.rows}
-        if sending.source.beside is not None:
-            given["beside"] = sending.source.beside
+        if sending.source.metadata is not None:
+            given["metadata"] = sending.source.metadata
         with self._program("dispatch", placed.out.device).call() as call:
             write_dispatch(call, sizes, (push, land), given)
 
     def add(self, sending: Sending, parts: Parts, y: torch.Tensor) -> None:
-        """Sends parts to the owners of their tokens, and adds those that come."""
+        """Send parts to the owners of their tokens, and add those that arrive."""
         sizes, rank = self.sizes, self.group.rank
         push = RowsStep(lambda: load("rows push")(sizes, sending), partial(library.push, sizes, rank, sending))
         add = RowsStep(lambda: load("rows add")(sizes, sending, parts, y), partial(library.add, sizes, rank, parts, y))
@@ -155,7 +156,7 @@ class RowsSender(NamedTuple):
             write_combine(call, sizes, (push, add), sending.source.rows)
 
     def _program(self, kind: str, device: torch.device) -> TileProgram:
-        """Proven and built when its sizes are first called, by all ranks. Raises RankMismatch where they differ."""
+        """Prove and build a program at the first call of its sizes, on all ranks. Raises RankMismatch."""
         has_kernels = device.type == "cuda" or os.environ.get(INTERPRET) == "1"
         paper = SentProgram(kind, self.sizes, self.group.world_size)
         return proven_program(self.group, paper, device, has_kernels=has_kernels)
@@ -169,11 +170,11 @@ class SentProgram(NamedTuple):
     ranks: int
 
     def declared(self) -> Declared:
-        """What peers address."""
+        """Return the symmetric buffers and channels."""
         return Declared(*BUFFERS[self.kind](self.sizes, self.ranks))
 
     def schedule(self) -> Schedule:
-        """What is proven before it runs."""
+        """Return the schedule that is proven before the program runs."""
         return schedule_of(self.kind, self.sizes, self.ranks)
 
 
@@ -194,8 +195,8 @@ def schedule_of(kind: str, sizes: SendSizes, ranks: int) -> Schedule:
             "y": CallersMatrix(m, sizes.words, "y", is_shard=True, is_result=True),
         },
     }[kind]
-    if kind == "dispatch" and sizes.beside:
-        callers["own_beside"] = CallersMatrix(m, sizes.beside, "beside", is_shard=True)
+    if kind == "dispatch" and sizes.metadata:
+        callers["own_metadata"] = CallersMatrix(m, sizes.metadata, "metadata", is_shard=True)
     if kind == "combine":
         buffers["parts"] = SymmetricBuffer(m, sizes.words, torch.int32)
     on_paper = {name: replace(each, dtype=torch.float32) for name, each in buffers.items()}
@@ -211,17 +212,17 @@ _STEPS = (RowsStep(_unrun, _unrun), RowsStep(_unrun, _unrun))
 
 
 def _dispatch(
-    call: TileCall, sizes: SendSizes, own_counts: Part, own_rows: Part, received: Part, own_beside: Part | None = None
+    call: TileCall, sizes: SendSizes, own_counts: Part, own_rows: Part, received: Part, own_metadata: Part | None = None
 ) -> None:
     given: dict[str, RowsPlace] = {"counts": own_counts, "landed": own_rows}
-    write_dispatch(call, sizes, _STEPS, given | ({"beside": own_beside} if own_beside else {}), received)
+    write_dispatch(call, sizes, _STEPS, given | ({"metadata": own_metadata} if own_metadata else {}), received)
 
 
 def _combine(call: TileCall, sizes: SendSizes, received: Part, y: Part) -> None:
-    """Behind the experts, which make a part of each token that was received."""
+    """Write a combine behind the experts, which compute a part of each token that was received."""
     parts = call.part("parts")
-    made = (Uses(parts, f"part.{call.rank}"),)
-    call.rank_compute("experts", lambda own: None, (Uses(received, "received"),), made)
+    made = (Access(parts, f"part.{call.rank}"),)
+    call.rank_compute("experts", lambda own: None, (Access(received, "received"),), made)
     write_combine(call, sizes, _STEPS, parts, y)
 
 

@@ -25,7 +25,7 @@ def ordered_sum(
 
 
 def add_slots(sums: SlotSums, out: torch.Tensor) -> None:
-    """Computes `out` where the tensors are."""
+    """Compute `out` on the device of the tensors."""
     if out.is_cuda:
         load("gpu slots")(sums, out)
     else:
@@ -56,7 +56,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    """Of each product, its token's by its weight; of each weight, its product by its token's."""
+    """Return the gradients of products (their token's times their weight) and of weights (product times token's)."""
     places, offsets, *weighed = ctx.saved_tensors
     order = torch.empty_like(places).index_put((places.long(),), torch.arange(len(places), device=places.device).int())
     order = order[: ctx.rows]

@@ -47,7 +47,7 @@ from overweave.ops.dispatch.collectives import (
     reduce_scatter_rows,
     replicated,
 )
-from overweave.ops.dispatch.route import GroupRank, place_of, refusing
+from overweave.ops.dispatch.route import GroupRank, group_rank_of, refusing
 from overweave.schedules.records.experts import NOT_MEASURED, PUSH
 
 
@@ -84,13 +84,13 @@ def all_gather_experts(
     name = "all_gather_experts"
     with refusing(group):
         check_first(name, x_shard, topk_ids, topk_weights, ((w, bias, scale_w), glu))
-        place = place_of(group)
+        place = group_rank_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
         exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}, glu))
         reason = _reason(x_shard, w) or ("weights stand on the input" if topk_weights is not None else "")
         is_kept = _is_differentiated(x_shard, w, bias)
-        chosen = choose(name, plan, reason, not is_kept and _is_quicker(place, x_shard, tokens, x_shard.shape[1]))
-    if chosen == PUSH and place.world_size > 1:
+        chosen_plan = choose(name, plan, reason, not is_kept and _is_quicker(place, x_shard, tokens, x_shard.shape[1]))
+    if chosen_plan == PUSH and place.world_size > 1:
         options = exchange.options | {"m": tokens, "keeps": is_kept and w.requires_grad}
         options["glu"] = "" if is_kept else glu_word(glu)
         ids = as_ids(topk_ids)
@@ -131,7 +131,7 @@ def experts_reduce_scatter(
     """
     name = "experts_reduce_scatter"
     with refusing(group):
-        place = place_of(group)
+        place = group_rank_of(group)
         ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
         if isinstance(topk_ids, RoutedTokens):
             tokens = ids.shape[0]
@@ -142,7 +142,7 @@ def experts_reduce_scatter(
         check_second(name, h, ids, topk_weights, (w, bias, scale_w), tokens)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights, "bias": bias}))
         is_quicker = not _is_differentiated(h, w, bias, topk_weights) and _is_quicker(place, h, tokens, w.shape[1])
-        chosen = choose(name, plan, _reason(h, w), is_quicker)
+        chosen_plan = choose(name, plan, _reason(h, w), is_quicker)
     if isinstance(topk_ids, RoutedTokens):
         routed = topk_ids
         weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
@@ -150,7 +150,7 @@ def experts_reduce_scatter(
         every, weights = _all_slots(exchange, ids, topk_weights, tokens)
         with refusing(group):
             routed = routed_tokens(every, w.shape[0])
-    if chosen == PUSH and place.world_size > 1:
+    if chosen_plan == PUSH and place.world_size > 1:
         y = torch.ops.overweave.scattered_experts(h, routed.topk_ids, weights, w, **exchange.options)
     else:
         y = reduce_scatter_rows(exchange, added(h, routed, weights, (w, None, scale_w)))
@@ -187,17 +187,17 @@ def experts_mlp(
         least = 1 if first is None else 0
         check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias, up_scale), glu), least)
         check_down(name, weights[:5], down_scale)
-        place = place_of(group)
+        place = group_rank_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
         tensors = {"x": x_shard, "topk_weights": topk_weights, "up": up, "down": down, "bias": up_bias}
         tensors["down_bias"] = down_bias
         differentiated = _is_differentiated(*tensors.values())
         is_quicker = not differentiated and _is_quicker(place, x_shard, tokens, x_shard.shape[1])
-        chosen = choose(name, plan, _reason(x_shard, down.transpose(1, 2)), is_quicker)
+        chosen_plan = choose(name, plan, _reason(x_shard, down.transpose(1, 2)), is_quicker)
         exchange = exchange_in(group, _told(name, topk_ids, up, tensors, glu, first is not None))
     if first is not None:
         check_whole(exchange, topk_ids, first, up.shape[0])
-    is_pushed = chosen == PUSH and place.world_size > 1
+    is_pushed = chosen_plan == PUSH and place.world_size > 1
     if is_pushed and differentiated and first is None:
         h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
         return experts_reduce_scatter(h, routed, topk_weights, down, group, bias=down_bias, plan=plan)
@@ -244,14 +244,14 @@ def experts_all_reduce(
     """
     name = "experts_all_reduce"
     with refusing(group):
-        place = place_of(group)
+        place = group_rank_of(group)
         ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
         check_second(name, h, ids, topk_weights, (w, bias, scale_w))
-        chosen = choose(name, plan, _reason(h, w), name not in NOT_MEASURED)
+        chosen_plan = choose(name, plan, _reason(h, w), name not in NOT_MEASURED)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights}))
         routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(ids, w.shape[0])
     weights = None if topk_weights is None else replicated(exchange, topk_weights.float())
-    if chosen == PUSH and place.world_size > 1:
+    if chosen_plan == PUSH and place.world_size > 1:
         y = torch.ops.overweave.total_experts(h, routed.topk_ids, weights, w, **exchange.options)
     else:
         y = all_reduce_rows(exchange, added(h, routed, weights, (w, None, scale_w)))
@@ -261,7 +261,7 @@ def experts_all_reduce(
 def _all_slots(
     exchange: Exchange, ids: torch.Tensor, weights: torch.Tensor | None, tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The experts of all tokens and their weights, if there are any: one message of words of 32 bits."""
+    """Return the experts of all tokens and their weights, if there are any: one message of words of 32 bits."""
     ids = as_ids(ids)
     if weights is None:
         return all_gather_rows(exchange, ids, tokens), None
@@ -278,12 +278,12 @@ def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
 
 
 def _reason(rows: torch.Tensor, w: torch.Tensor) -> str:
-    """Why rows that meet these weights are not sent while others are multiplied; empty if they may be."""
+    """Return why rows of these weights are not sent while others are multiplied; empty if they may be."""
     return "weights are fp8" if w.dtype == FP8 else obstacle(rows, w.shape[1])
 
 
 def _all_tokens(name: str, place: GroupRank, own: int, m: int | None) -> int:
-    """Of all ranks. Raises InputError where m says that this rank has others than it has."""
+    """Return the tokens of all ranks. Raises InputError if m says that this rank has another number than it has."""
     if m is None:
         return own * place.world_size
     low, high = shard_rows(m, place.world_size, place.rank) if type(m) is int and m >= 0 else (0, -1)
@@ -308,6 +308,6 @@ def _told(
     names = [key for key, each in differentiated.items() if is_on and each is not None and each.requires_grad]
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
     given = [key for key in ("topk_weights", "bias", "down_bias") if differentiated.get(key) is not None]
-    beside = f" with {' '.join(given)}" if given else ""
+    extras = f" with {' '.join(given)}" if given else ""
     fp8, between = " in fp8" * (w.dtype == FP8), "" if glu is None else f" glu {glu_word(glu)}"
-    return f"{name} of {experts} experts [{n}, {k}]{fp8}{between}, top {ids.shape[1]}{beside}{of_gradients}"
+    return f"{name} of {experts} experts [{n}, {k}]{fp8}{between}, top {ids.shape[1]}{extras}{of_gradients}"

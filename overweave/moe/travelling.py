@@ -1,4 +1,4 @@
-"""What travels with a token, and how: rows as words of 32 bits; its experts, weights and scales beside them."""
+"""What travels with a token, and how: rows as words of 32 bits; its experts, weights and scales as metadata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from overweave.moe.routing import NO_EXPERT, Routing
 from overweave.runtime.backends import load
 
 WORD_BYTES = 4
-WHOLE_BYTES = 16  # of rows, and of what lies beside them
+WHOLE_BYTES = 16  # of rows, and of their metadata
 
 
 class Travelling(NamedTuple):
@@ -22,16 +22,16 @@ class Travelling(NamedTuple):
     weights: torch.Tensor | None
     ids: torch.Tensor
 
-    def beside(self) -> torch.Tensor:
-        """Words beside each row: its experts, one more than their numbers, so that 0 is none; its weights; its
+    def metadata(self) -> torch.Tensor:
+        """Return words for each row: its experts, one more than their numbers, so that 0 is none; its weights; its
         scales."""
         floats = [each for each in (self.weights, self.row_scales) if each is not None]
         words = [self.ids.to(torch.int32) + 1, *(each.float().contiguous().view(torch.int32) for each in floats)]
         return as_words(torch.cat(words, 1))
 
-    def chosen(self, experts: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rank of each expert of a token, int32 `[t, top]`: -1 where there is none, or an earlier one of the token
-        is on that rank; `ranks` of wrong ids. And `beside`; on a GPU in one launch."""
+    def targets_and_metadata(self, experts: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rank of each expert of a token, int32 `[t, top]`: -1 where there is none, or an earlier one of the
+        token is on that rank; `ranks` of wrong ids. And the metadata; on a GPU in one launch."""
         ids, each = self.ids, -(-experts // ranks)
         if ids.is_cuda:
             floats = sum(0 if wide is None else wide.shape[1] for wide in (self.weights, self.row_scales))
@@ -43,23 +43,23 @@ class Travelling(NamedTuple):
         others = torch.where(ids == NO_EXPERT, NO_EXPERT, ranks)
         targets = torch.where((ids >= 0) & (ids < experts), ids // each, others).to(torch.int32)
         is_again = (targets.unsqueeze(2) == targets.unsqueeze(1)).tril(-1).any(2)
-        return torch.where(is_again, NO_EXPERT, targets), self.beside()
+        return torch.where(is_again, NO_EXPERT, targets), self.metadata()
 
-    def read(self, beside: torch.Tensor, experts: int, place: list[int]) -> tuple[torch.Tensor, ...]:
-        """Experts, weights and scales of rows that a rank received, given the words beside them: its own experts,
+    def read(self, metadata: torch.Tensor, experts: int, place: list[int]) -> tuple[torch.Tensor, ...]:
+        """Experts, weights and scales of rows that a rank received, given their metadata: its own experts,
         numbered from its first one, and -1; weights of these, else 0; no columns of what does not travel."""
         top, (rank, ranks) = self.ids.shape[1], place
         low, high = shard_rows(experts, ranks, rank)
         widths = [0 if each is None else each.shape[1] for each in (self.weights, self.row_scales)]
-        if beside.is_cuda:
-            ids = beside.new_empty((len(beside), top))
-            floats = [beside.new_empty((len(beside), width), dtype=torch.float32) for width in widths]
+        if metadata.is_cuda:
+            ids = metadata.new_empty((len(metadata), top))
+            floats = [metadata.new_empty((len(metadata), width), dtype=torch.float32) for width in widths]
             outputs = (ids, *(each if each.shape[1] else None for each in floats))
-            load("gpu read beside")(beside, outputs, (low, high))
+            load("gpu read metadata")(metadata, outputs, (low, high))
             return ids, *floats
-        own = beside[:, :top] - (1 + low)
+        own = metadata[:, :top] - (1 + low)
         is_own = (own >= 0) & (own < high - low)
-        parts = beside[:, top : top + sum(widths)].split(widths, 1)
+        parts = metadata[:, top : top + sum(widths)].split(widths, 1)
         whole = (part.clone(memory_format=torch.contiguous_format) for part in parts)
         weights, scales = (each.view(torch.float32) for each in whole)
         if self.weights is not None:
@@ -67,31 +67,31 @@ class Travelling(NamedTuple):
         return torch.where(is_own, own, NO_EXPERT), weights, scales
 
 
-def placed(targets: torch.Tensor, routed: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which row a token is of those that go to a rank, int32 `[t, W]`, -1 of none; and `[W + 1]`: how many go to each,
-    and the reason for which that may be wrong. targets: `Travelling.chosen`, routed as experts are."""
+def positions_of(targets: torch.Tensor, routed: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the index of a token among those for each rank, int32 `[t, W]`, -1 for none; and `[W + 1]`: how many go to
+    each, and the reason for which that may be wrong. targets: of `targets_and_metadata`, routed as experts are."""
     ranks = routed.counts.shape[0]
     if targets.is_cuda:
         outputs = (targets.new_empty((len(targets), ranks)), targets.new_empty(ranks + 1))
         load("gpu place rows")(targets, (routed.places, routed.offsets, routed.counts, routed.reason), outputs)
         return outputs
     to = torch.where((targets >= 0) & (targets < ranks), targets, ranks).long()
-    place = routed.places.view(targets.shape) - routed.offsets.index_select(0, to.flatten()).view(targets.shape)
-    places = torch.full((len(targets), ranks + 1), NO_EXPERT, dtype=torch.int32)
-    places = places.scatter_(1, to, place)[:, :ranks].contiguous()
-    return places, torch.cat([routed.counts, routed.reason])
+    position = routed.places.view(targets.shape) - routed.offsets.index_select(0, to.flatten()).view(targets.shape)
+    positions = torch.full((len(targets), ranks + 1), NO_EXPERT, dtype=torch.int32)
+    positions = positions.scatter_(1, to, position)[:, :ranks].contiguous()
+    return positions, torch.cat([routed.counts, routed.reason])
 
 
 Dense = TypeVar("Dense", torch.Tensor, torch.Tensor | None)
 
 
 def dense(each: Dense) -> Dense:
-    """Rows one behind the other."""
+    """Return a contiguous tensor."""
     return each if each is None else each.contiguous()
 
 
 def as_words(rows: torch.Tensor) -> torch.Tensor:
-    """Rows as int32 words, whole ones of 16 bytes, behind which zeros may stand."""
+    """Return rows as int32 words, whole ones of 16 bytes, behind which zeros may stand."""
     raw = rows.contiguous().view(torch.uint8)
     width = max(WHOLE_BYTES, -(-raw.shape[1] // WHOLE_BYTES) * WHOLE_BYTES)
     if raw.shape[1] < width:
@@ -102,7 +102,7 @@ def as_words(rows: torch.Tensor) -> torch.Tensor:
 
 
 def as_rows(words: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Words as rows of the width and dtype of others."""
+    """Return words as rows of the width and dtype of others."""
     of_row = like.shape[1] * like.element_size()
     raw = words.view(torch.uint8)
     return (raw if raw.shape[1] == of_row else raw[:, :of_row].contiguous()).view(like.dtype)

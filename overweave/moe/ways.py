@@ -52,8 +52,8 @@ class LayerSetup:
 
     def _input(self, tokens: int) -> LayerInput:
         routing = self.case.routing
-        places = torch.arange(1, routing.experts + 1, device=self.device)
-        shares = (places.float() ** -routing.skew).expand(tokens, -1)
+        popularity_ranks = torch.arange(1, routing.experts + 1, device=self.device)
+        shares = (popularity_ranks.float() ** -routing.skew).expand(tokens, -1)
         dealt = torch.tensor(popularity(routing.experts, self.group.world_size), device=self.device, dtype=torch.int32)
         ids = dealt[torch.multinomial(shares, routing.topk, generator=self.draw)]
         topk_weights = torch.rand(ids.shape, generator=self.draw, device=self.device, dtype=torch.float32)
@@ -110,7 +110,7 @@ ALL_TO_ALL = Way("all_to_all", "library: uneven all-to-alls", LayerSetup.by_all_
 def ways_of(case: ExpertsCase, plans: tuple[str, ...] = (), is_fp8: bool = False) -> tuple[Way, ...]:
     """Return the rows of a case. plans: in place of our choice, and of all plans; those of weights in fp8 are
     sequential."""
-    chosen = () if plans else (Way(OURS, "overweave", partial(LayerSetup.by_plan, plan=None)),)
+    by_choice = () if plans else (Way(OURS, "overweave", partial(LayerSetup.by_plan, plan=None)),)
     named = plans or ((NOT_OVERLAPPED,) if is_fp8 else tuple(PLANS))
     ours = [
         Way(f"{NAMED}{plan}", f"overweave: {plan}", partial(LayerSetup.by_plan, plan=plan), plan=plan) for plan in named
@@ -126,7 +126,7 @@ def ways_of(case: ExpertsCase, plans: tuple[str, ...] = (), is_fp8: bool = False
             ALL_TO_ALL,
             Way("dispatch", "overweave: dispatch", LayerSetup.by_dispatch, reads_counts=True, plan="dispatch"),
         ]
-    return (*ROOFS, LIBRARY, *chosen, *ours, *more)
+    return (*ROOFS, LIBRARY, *by_choice, *ours, *more)
 
 
 def layer_runs(

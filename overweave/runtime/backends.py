@@ -38,7 +38,7 @@ BACKENDS = {
     "gpu routing": "overweave.runtime.gpu.routing:route",
     "gpu choose ranks": "overweave.runtime.gpu.travelling:choose_ranks",
     "gpu place rows": "overweave.runtime.gpu.travelling:place_rows",
-    "gpu read beside": "overweave.runtime.gpu.travelling:read_beside",
+    "gpu read metadata": "overweave.runtime.gpu.travelling:read_metadata",
     "rows push": "overweave.runtime.kernel_calls.rows:push_launch",
     "rows land": "overweave.runtime.kernel_calls.rows:land_launch",
     "rows add": "overweave.runtime.kernel_calls.rows:add_launch",

@@ -95,8 +95,8 @@ class TileEffect:
     """What tiles of a launch read, store and signal (ops/author/tile_schedule.py derives a Schedule from it).
 
     tiles: how the output is divided. makes: the matrix that tiles store to; tensor: its logical name. own: a rank
-    computes only the tiles of its own shard; else all. tells: the channel that signals each tile. mode: on which ranks
-    tiles are stored and signalled, as of `producer_tile_notify`.
+    computes only the tiles of its own shard; else all. tells: the channel that each tile notifies once it is stored.
+    mode: the ranks at which tiles are stored and notified, as of `producer_tile_notify`.
     """
 
     tiles: Tiles
@@ -133,8 +133,8 @@ class TileMove:
 
 
 @dataclass(frozen=True)
-class Raise:
-    """Notify: set a channel's counter on `rank` to its full count, which is one."""
+class TileNotify:
+    """Set a channel's counter on `rank` to its full count, which is one."""
 
     channel: str
     counter: int
@@ -142,8 +142,8 @@ class Raise:
 
 
 @dataclass(frozen=True)
-class Await:
-    """Wait until this rank's counters of a channel are full. counts: (counter, count)."""
+class TileWait:
+    """Wait until counters of a channel on this rank have reached their counts. counts: (counter, count)."""
 
     channel: str
     counts: tuple[tuple[int, int], ...]
@@ -154,9 +154,9 @@ AnyBuffer = Callable[[str, int], torch.Tensor]  # of any rank, by name and rank
 
 
 @dataclass(frozen=True)
-class Uses:
-    """A part of a matrix that a TileTask reads or makes. tensor: its logical name. row, col: the part's origin in
-    it."""
+class Access:
+    """A part of a buffer that a TileTask reads or stores, as a rectangle of the logical tensor `tensor` with origin
+    (row, col)."""
 
     part: Part
     tensor: str
@@ -168,13 +168,13 @@ class Uses:
 class TaskTile:
     """What tiles of a TileTask read and store, if the author says so (ops/author/tile_schedule.py).
 
-    Which rows of a part they touch may be known at run time alone: a part is an upper bound. shard: the wait, on the
-    task's channel, for the shard that they read; None: they do not wait.
+    reads: what they load. makes: what they store. Both are upper bounds: which rows are accessed may be known at run
+    time alone. shard: the wait, on the task's channel, for the shard that they load; None: they do not wait.
     """
 
-    reads: tuple[Uses, ...] = ()
-    makes: tuple[Uses, ...] = ()
-    shard: Await | None = None
+    reads: tuple[Access, ...] = ()
+    makes: tuple[Access, ...] = ()
+    shard: TileWait | None = None
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,8 @@ class TileRows:
     run: Callable[[AnyBuffer], object]
     awaits: tuple[tuple[str, int], ...] = ()
     sends: tuple[Sent, ...] = ()
-    reads: tuple[Uses, ...] = ()
-    makes: tuple[Uses, ...] = ()
+    reads: tuple[Access, ...] = ()
+    makes: tuple[Access, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class TileRetire:
     part: Part
 
 
-TileAction = TileLaunch | TileTask | TileRows | TileVoid | TileMove | TileRetire | Raise | Await
+TileAction = TileLaunch | TileTask | TileRows | TileVoid | TileMove | TileRetire | TileNotify | TileWait
 TileStep = tuple[str, TileAction]  # the queue, and what it does
 
 

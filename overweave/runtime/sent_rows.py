@@ -12,13 +12,13 @@ from overweave.kernels.arguments import SentRows
 class SendSizes(NamedTuple):
     """Sizes, the same on all ranks. shard: most rows from a rank to another. most: a rank's capacity.
 
-    words, beside: int32 words of a row, and of its metadata. programs: that push.
+    words, metadata: int32 words of a row, and of its metadata. programs: that push.
     """
 
     shard: int
     most: int
     words: int
-    beside: int
+    metadata: int
     programs: int
 
 
@@ -30,22 +30,22 @@ class Sending(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where received rows go. out `[most, words]`, int32; beside: their metadata, or None.
+    """Where received rows go. out `[most, words]`, int32; metadata: of these, or None.
 
     received: int32 `[W + 2]`: first row of each source, end of the last, and error bits: if any, all rows are void.
     """
 
     out: torch.Tensor
-    beside: torch.Tensor | None
+    metadata: torch.Tensor | None
     received: torch.Tensor
 
 
 class Parts(NamedTuple):
     """Parts of tokens that come back to their ranks. parts `[most, n]`: computed by this rank, of the rows it received.
 
-    places: int32 `[t, W]`, row of a token among those that each rank sends back; -1: none. received: of `Placed`.
+    positions: int32 `[t, W]`, row of a token among those that each rank sends back; -1: none. received: of `Placed`.
     """
 
     parts: torch.Tensor
-    places: torch.Tensor
+    positions: torch.Tensor
     received: torch.Tensor

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.nn import functional
@@ -12,7 +9,7 @@ from torch.nn import functional
 from overweave.attention import library, plain
 from overweave.attention.pieces import Merged, wide
 from overweave.attention.plain import Seen
-from tests.source_tree import ROOT, python_path
+from tests import forked
 
 B, H, G, S, D = 2, 4, 2, 9, 8
 
@@ -97,9 +94,7 @@ def test_parts_are_added_wide():
 
 @pytest.mark.slow
 def test_the_kernel_merges_as_torch_does():
-    command = [sys.executable, "-m", "tests.attention.interpreted_merge"]
-    environment = {"PYTHONPATH": python_path(), "PATH": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = forked.run("-m", "tests.attention.interpreted_merge")
     assert done.stdout == "0 wrong\n", done.stderr
 
 

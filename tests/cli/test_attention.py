@@ -6,22 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from overweave.attention.cases import AttentionCase
 from overweave.attention.predicted import predicted
-from overweave.cli.main import app
 from overweave.hardware.machine import load
 from overweave.ir.text.parse import from_text
 from overweave.schedules.records.attention import ATTENTION, PLANS
+from tests.cli.called import called
 
 SHAPE = ("--shape", "32768,32,128")
-
-
-def called(*words: str, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(words))
-    assert result.exit_code == exit_code, result.output
-    return " ".join(result.output.split()) if exit_code else result.output
 
 
 @pytest.mark.parametrize("name", ATTENTION.names())

@@ -9,25 +9,18 @@ from types import ModuleType
 from unittest.mock import patch
 
 import pytest
-from typer.testing import CliRunner
 
 from overweave.cli.commands import compare, simulate
-from overweave.cli.main import app
 from overweave.hardware.machine import load
 from overweave.ir.text.parse import from_text
 from overweave.moe.cases import ExpertsCase, RoutingStatistics
 from overweave.moe.predicted import predicted
 from overweave.schedules.records.experts import EXPERTS, PLANS
 from tests import forked
+from tests.cli.called import called
 from tests.source_tree import ROOT
 
 SHAPE = ("--shape", "8192,1536,2048")
-
-
-def called(*words: str, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(words))
-    assert result.exit_code == exit_code, result.output
-    return " ".join(result.output.split()) if exit_code else result.output
 
 
 @pytest.mark.slow

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import overweave as ow
-from overweave.cli.main import app
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
@@ -29,6 +27,7 @@ from overweave.tuner.model.rank import rank_candidates
 from overweave.tuner.space.space import candidate, candidates, is_member, reason_unsupported
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import shipped
+from tests.cli.called import called
 from tests.extending import toy_method, toy_schedule
 from tests.ranks import run_ranks
 from tests.registries import kept_registries
@@ -57,12 +56,6 @@ def toy(request: pytest.FixtureRequest) -> Method:
 
 def problem(toy: Method, world_size: int, m: int = 37, dtype: str = "float32") -> Problem:
     return Problem(operator=toy.operator, m=m, n=24, k=16, world_size=world_size, dtype=dtype)
-
-
-def called(*words: str) -> str:
-    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_they_are_short():

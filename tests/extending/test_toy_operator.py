@@ -8,10 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import overweave as ow
-from overweave.cli.main import app
 from overweave.errors import InputError
 from overweave.ir.operators.record import CallMatrix, Forms
 from overweave.ir.operators.registry import OPERATORS, register
@@ -26,6 +24,7 @@ from overweave.tuner.measure.bench import BenchRequest, BenchRun, runs
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space import shapes
 from overweave.tuner.space.space import candidates
+from tests.cli.called import called
 from tests.extending import toy_operator
 from tests.extending.toy_operator import OPERATOR
 from tests.ranks import run_ranks
@@ -45,12 +44,6 @@ def registered() -> Iterator[None]:
 
 def problem(world_size: int, m: int = 37) -> Problem:
     return Problem(operator=OPERATOR.name, m=m, n=24, k=16, world_size=world_size, dtype="float32")
-
-
-def called(*words: str) -> str:
-    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_it_is_short():

@@ -14,84 +14,31 @@ def matmuls(one: int, other: int = 2) -> dict[str, Written]:
 
 def _on_a_line(one: int) -> dict[str, Written]:
     rows = (parallelize("m", 0), shard("x", m=0), shard("y", m=0))
-    return {
-        "gather": ((one,), (parallelize("n", 0), shard("x", m=0), shard("w", n=0), shard("y", n=0), buffer("x"))),
-        "ring": (
-            (one,),
-            (
-                parallelize("n", 0),
-                shard("x", m=0),
-                shard("w", n=0),
-                shard("y", n=0),
-                loop("m", one),
-                shift("m", 0),
-                buffer("x"),
-            ),
-        ),
-        "ring_back": (
-            (one,),
-            (
-                parallelize("n", 0),
-                shard("x", m=0),
-                shard("w", n=0),
-                shard("y", n=0),
-                loop("m", one),
-                shift("m", 0, -1),
-                buffer("x"),
-            ),
-        ),
-        "pulled": (
-            (one,),
-            (parallelize("n", 0), shard("x", m=0), shard("w", n=0), shard("y", n=0), loop("m", one), shift("m", 0)),
-        ),
-        "weight_ring": ((one,), (*rows, shard("w", k=0), loop("k", one), shift("k", 0), buffer("w"))),
-        "weight_pulled": ((one,), (*rows, shard("w", n=0), loop("n", one))),
-        "reduced": ((one,), (parallelize("k", 0), shard("x", k=0), shard("w", k=0), shard("y", m=0))),
-        "summed": ((one,), (parallelize("k", 0), shard("x", k=0), shard("w", k=0))),
+    cols = (parallelize("n", 0), shard("x", m=0), shard("w", n=0), shard("y", n=0))
+    sums = (parallelize("k", 0), shard("x", k=0), shard("w", k=0))
+    nests = {
+        "gather": (*cols, buffer("x")),
+        "ring": (*cols, loop("m", one), shift("m", 0), buffer("x")),
+        "ring_back": (*cols, loop("m", one), shift("m", 0, -1), buffer("x")),
+        "pulled": (*cols, loop("m", one), shift("m", 0)),
+        "weight_ring": (*rows, shard("w", k=0), loop("k", one), shift("k", 0), buffer("w")),
+        "weight_pulled": (*rows, shard("w", n=0), loop("n", one)),
+        "reduced": (*sums, shard("y", m=0)),
+        "summed": sums,
     }
+    return {name: ((one,), words) for name, words in nests.items()}
 
 
 def _on_a_grid(one: int, other: int) -> dict[str, Written]:
-    grid = (parallelize("m", 0), parallelize("n", 1), shard("y", m=0, n=1))
-    square = (other, other)
+    both, square = (one, other), (other, other)
+    grid = (parallelize("m", 0), parallelize("n", 1), shard("y", m=0, n=1), shard("x", m=0, k=1), shard("w", k=0, n=1))
+    homes = (shard("x", m=(0, 1)), shard("w", n=(0, 1)), shard("y", n=(0, 1)))
+    cols = (parallelize("n", 0), parallelize("n", 1), *homes)
     return {
-        "cannon": (
-            square,
-            (
-                *grid,
-                shard("x", m=0, k=1),
-                shard("w", k=0, n=1),
-                loop("k", other),
-                shift("k", (0, 1)),
-                buffer("x"),
-                buffer("w"),
-            ),
-        ),
-        "two_level_gather": (
-            (one, other),
-            (
-                parallelize("n", 0),
-                parallelize("n", 1),
-                shard("x", m=(0, 1)),
-                shard("w", n=(0, 1)),
-                shard("y", n=(0, 1)),
-                buffer("x"),
-            ),
-        ),
-        "double_ring": (
-            (one, other),
-            (
-                *(
-                    parallelize("n", 0),
-                    parallelize("n", 1),
-                    shard("x", m=(0, 1)),
-                    shard("w", n=(0, 1)),
-                    shard("y", n=(0, 1)),
-                ),
-                *(loop("m", one), shift("m", 0), loop("m", other), shift("m", 1), buffer("x")),
-            ),
-        ),
-        "summa": ((one, other), (*grid, shard("x", m=0, k=1), shard("w", k=0, n=1), loop("k", other))),
+        "cannon": (square, (*grid, loop("k", other), shift("k", (0, 1)), buffer("x"), buffer("w"))),
+        "two_level_gather": (both, (*cols, buffer("x"))),
+        "double_ring": (both, (*cols, loop("m", one), shift("m", 0), loop("m", other), shift("m", 1), buffer("x"))),
+        "summa": (both, (*grid, loop("k", other))),
     }
 
 

@@ -16,23 +16,13 @@ interpreter.repair()
 
 from campaigns.exact import interpreted_moe  # noqa: E402
 from overweave import moe  # noqa: E402
-from overweave.ir.plan import MatmulConfig  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.ir.tile_order import TileRow  # noqa: E402
 from overweave.kernels.experts import clear_rest_kernel, outer_kernel  # noqa: E402
 from overweave.kernels.quantise import quantise_rows_kernel  # noqa: E402
 from overweave.moe import Routing, route  # noqa: E402
 from overweave.runtime.kernel_calls import routing as kernel_routing  # noqa: E402
-from overweave.runtime.kernel_calls.experts import (  # noqa: E402
-    COLUMNS,
-    ArrivingRows,
-    ArrivingTensors,
-    ExpertsForm,
-    ExpertTensors,
-    experts_call,
-    fill_call,
-    table_rows,
-)
+from overweave.runtime.kernel_calls.experts import ArrivingRows  # noqa: E402
 from overweave.runtime.kernel_calls.routing import GridBarrier, RoutingSizes, route_call, tables_of, words_of  # noqa: E402
 from overweave.runtime.library import grouped as reference  # noqa: E402
 from overweave.runtime.library.grouped import Grouped  # noqa: E402
@@ -169,9 +159,6 @@ def test_rows_behind_the_last_group_are_cleared():
     assert x.sum(1).tolist() == [40.0] * 6 + [0.0] * 3
 
 
-CONFIG = MatmulConfig(block_m=16, block_n=32, block_k=16, group_m=2, stages=2)
-
-
 @pytest.mark.parametrize(("ranks", "rank", "ahead"), [(2, 0, 3), (2, 1, 5), (3, 1, 4), (4, 2, 5), (4, 0, 0), (1, 0, 2)])
 @pytest.mark.parametrize("skew", ["even", "few", "one"])
 def test_tiles_wait_for_the_shards_that_they_read_and_stand_as_these_come(ranks: int, rank: int, ahead: int, skew: str):
@@ -179,22 +166,13 @@ def test_tiles_wait_for_the_shards_that_they_read_and_stand_as_these_come(ranks:
     high = {"even": experts, "few": 3, "one": 1}[skew]
     ids = torch.randint(0, high, (tokens, top), generator=torch.Generator().manual_seed(rank), dtype=torch.int32)
     tables, rows = route(ids, experts, ranks), tokens * top
-    form = ExpertsForm(rows, CONFIG, arriving=ArrivingRows(rank, ranks, ahead, 5))
-    x, out = integers(tokens, 16), torch.full((rows, n), UNTOUCHED, dtype=torch.bfloat16)
-    signals, limits = torch.ones(ranks * 32, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
-    tensors = ExpertTensors(
-        *(x, integers(experts, 16, n), tables.offsets[1:], out),
-        torch.full((table_rows(rows, experts, n, CONFIG), COLUMNS), -9, dtype=torch.int32),
-        torch.full((2,), -9, dtype=torch.int32),
-        rows=tables.tokens,
-        arriving=ArrivingTensors(tables.bounds, signals, torch.zeros(64, dtype=torch.int32), limits),
-    )
-    fill, product = fill_call(form, tensors), experts_call(form, tensors, CPU)
-    fill.kernel[(fill.programs,)](*fill.arguments)
-    product.kernel[(PROGRAMS,)](*product.arguments)
-    assert torch.equal(out, reference.multiply(_plain(tensors)))
+    call = call_of(Form((), rows, k=16, n=n))._replace(offs=tables.offsets[1:], rows=tables.tokens)
+    call = call._replace(x=integers(tokens, 16), w=integers(experts, 16, n))
+    out = torch.full((rows, n), UNTOUCHED, dtype=torch.bfloat16)
+    table = interpreted_moe.run(out, call, ArrivingRows(rank, ranks, ahead, 5), tables.bounds)
+    assert torch.equal(out, reference.multiply(call))
     places, computed = list[tuple[int, int]](), list[int]()
-    for tile in map(TileRow._make, tensors.table[: int(tensors.head[1])].tolist()):
+    for tile in map(TileRow._make, table.tolist()):
         read = tables.tokens[tile.row : tile.row_end].tolist()
         owners = [next(s for s in range(ranks) if token < shard_rows(tokens, ranks, s)[1]) for token in read]
         assert (tile.wait_lo, tile.wait_hi, tile.wait_count) == (min(owners), max(owners) + 1, 1)
@@ -205,12 +183,6 @@ def test_tiles_wait_for_the_shards_that_they_read_and_stand_as_these_come(ranks:
     early = [each for each in places if each[1] < ahead]
     assert early == sorted(early)
     assert places[: len(early)] == early
-
-
-def _plain(tensors: ExpertTensors) -> Grouped:
-    nothing = dict.fromkeys(("bias", "gate", "into", "row_weights", "scale_x", "scale_w"))
-    given = {"x": tensors.x, "w": tensors.w, "offs": tensors.offs, "rows": tensors.rows}
-    return Grouped(**given, **nothing, activation="", out_dtype=tensors.x.dtype)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

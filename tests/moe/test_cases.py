@@ -83,7 +83,7 @@ ONE = {"name": "a", "tokens": 16, "hidden": 32, "intermediate": 64, "experts": 4
         ({"cases": [ONE], "skews": [-1.0]}, "skews"),
         ({"cases": [ONE], "parallel": ["pipeline"]}, "parallel"),
         ({"cases": [ONE], "operator": "all_gather_matmul"}, "meant for all_gather_matmul"),
-        ({"cases": [ONE, ONE]}, "two cases are alike"),
+        ({"cases": [ONE, ONE]}, "two cases share the name"),
         ({"cases": [ONE | {"intermediate": 24}]}, "Choose multiples of 8"),
     ],
 )

@@ -152,13 +152,13 @@ def told_of_ops() -> list[str]:
     ops, options = torch.ops.overweave, exchange_in(None, "a check").options | {"shard": 4, "sms": 2}
     x, weights = drawn(4, HIDDEN).float().requires_grad_(), torch.ones(4, 2, requires_grad=True)
     given, sizes = (x, None, weights, drawn(4, 2, low=0, high=EXPERTS)), {"experts": EXPERTS, "most": 8}
-    *_, anchor, chosen, starts, places, received = ops.dispatch_pushed(*given, **options, **sizes)
+    *_, anchor, tokens, starts, positions, received = ops.dispatch_pushed(*given, **options, **sizes)
     parts, anchor = torch.ones(8, HIDDEN, requires_grad=True), anchor.detach().requires_grad_()
     said = torch.library.opcheck(ops.dispatch_pushed.default, given, options | sizes)
     said |= torch.library.opcheck(
-        ops.combine_pushed.default, (parts, anchor, chosen, starts, places, received), options
+        ops.combine_pushed.default, (parts, anchor, tokens, starts, positions, received), options
     )
-    more = torch.library.opcheck(ops.send_pushed.default, (x.detach(), chosen, starts), options | {"most": 8})
+    more = torch.library.opcheck(ops.send_pushed.default, (x.detach(), tokens, starts), options | {"most": 8})
     return sorted({*said.values(), *more.values()})
 
 

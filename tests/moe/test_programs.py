@@ -14,7 +14,7 @@ from overweave.ir.verify.plan import verify_schedule
 from overweave.moe import programs
 from overweave.moe.programs import Sizes, schedule_of
 from overweave.ops.author.tile_program import TileQueue
-from overweave.runtime.handwritten import Uses
+from overweave.runtime.handwritten import Access
 
 KINDS = ("gather", "scatter", "total", "chain")
 
@@ -130,12 +130,12 @@ def test_landing_rows_that_overlap_are_refused(kind: str):
 def test_a_table_that_is_one_row_too_long_is_refused(kind: str):
     """A shard whose experts make, or an owner's that read, a row of the next one."""
 
-    def longer(part: Any, tensor: str, row: int = 0, col: int = 0) -> tuple[Uses, ...]:
+    def longer(part: Any, tensor: str, row: int = 0, col: int = 0) -> tuple[Access, ...]:
         found = honest(part, tensor, row, col)
         if not found or tensor not in ("h", "part.0") or part.rows[1] - part.rows[0] < 2:
             return found
         wide = type(part)(part.buffer, part.rank, (part.rows[0], part.rows[1] + 1), part.cols)
-        return (Uses(wide, tensor, row, col),)
+        return (Access(wide, tensor, row, col),)
 
     honest = programs._made
     with patch.object(programs, "_made", longer):

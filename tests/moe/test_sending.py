@@ -18,7 +18,7 @@ from overweave.runtime.handwritten import TileRows
 from overweave.runtime.sent_rows import SendSizes
 
 KINDS = ("dispatch", "combine")
-SIZES = SendSizes(shard=5, most=9, words=8, beside=4, programs=3)
+SIZES = SendSizes(shard=5, most=9, words=8, metadata=4, programs=3)
 Change = Callable[[TileRows], TileRows]
 
 

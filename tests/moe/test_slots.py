@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from overweave.moe.slots import ordered_sum
-from tests.source_tree import ROOT, python_path
+from tests import forked
 
 
 def test_what_has_no_expert_is_not_added():
@@ -25,7 +22,5 @@ def test_what_has_no_expert_is_not_added():
 
 @pytest.mark.slow
 def test_the_kernel_adds_the_same():
-    command = [sys.executable, "-m", "tests.moe.interpreted_slots"]
-    environment = {"PYTHONPATH": python_path(), "PATH": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = forked.run("-m", "tests.moe.interpreted_slots")
     assert done.stdout == "0 wrong\n", done.stderr

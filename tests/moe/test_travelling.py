@@ -1,15 +1,12 @@
-"""What stands beside tokens that travel: rows as words and back, and its kernels under the interpreter."""
+"""Metadata of tokens that travel: rows as words and back, and its kernels under the interpreter."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from overweave.moe.travelling import Travelling, as_rows, as_words
-from tests.source_tree import ROOT, python_path
+from tests import forked
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.uint8, torch.float8_e4m3fn])
@@ -24,14 +21,12 @@ def test_rows_come_back_of_words(dtype: torch.dtype):
 
 def test_a_token_goes_once_to_each_rank():
     ids = torch.tensor([[0, 1, 5], [5, 5, 2], [-1, 3, 0], [9, 4, 4]])
-    targets, beside = Travelling(torch.ones(4, 2), None, None, ids).chosen(6, 3)
+    targets, metadata = Travelling(torch.ones(4, 2), None, None, ids).targets_and_metadata(6, 3)
     assert targets.tolist() == [[0, -1, 2], [2, -1, 1], [-1, 1, 0], [3, 2, -1]]
-    assert beside[:3, :3].tolist() == [[1, 2, 6], [6, 6, 3], [0, 4, 1]]
+    assert metadata[:3, :3].tolist() == [[1, 2, 6], [6, 6, 3], [0, 4, 1]]
 
 
 @pytest.mark.slow
 def test_kernels_make_the_same():
-    command = [sys.executable, "-m", "tests.moe.interpreted_travelling"]
-    environment = {"PYTHONPATH": python_path(), "PATH": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = forked.run("-m", "tests.moe.interpreted_travelling")
     assert done.stdout == "0 wrong\n", done.stdout + done.stderr

@@ -8,14 +8,22 @@ from campaigns.oracle.random.drafts import Draft, Place, Sharding, Waits, every_
 from overweave.ir.schedule import Compute, Copy, Credit, Put, Reduce, ReducePut, Region, Schedule, Wait
 
 
+def _buffers(draft: Draft, deal: Sharding) -> tuple[Place, Place, Place, Place]:
+    """x, w, the partials, and y of a rank."""
+    return (
+        draft.buffer("x", deal.m, deal.k, "input"),
+        draft.buffer("w", deal.k, deal.n, "input"),
+        draft.buffer("partial", deal.m, deal.n, "local"),
+        draft.buffer("y", deal.size, deal.n, "output"),
+    )
+
+
 def scatter(rng: Random, ranks: int, pieces: int) -> Schedule:
     """Products are put into a slot per source at their owner, which sums the slots in rank order."""
     deal = Sharding.draw(rng, ranks, pieces)
     draft = Draft("scatter", ranks)
-    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
-    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    x, w, partial, y = _buffers(draft, deal)
     slots = draft.buffer("slots", ranks * deal.size, deal.n, "symmetric")
-    y = draft.buffer("y", deal.size, deal.n, "output")
     draft.pad("computed", ranks * pieces)
     draft.pad("arrived", ranks * pieces)
     draft.queue("tiles", "issue")
@@ -72,10 +80,8 @@ def scatter_into_tiles(rng: Random, ranks: int, pieces: int) -> Schedule:
     """
     deal = Sharding.draw(rng, ranks, pieces)
     draft = Draft("scatter_into_tiles", ranks)
-    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
-    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    x, w, partial, y = _buffers(draft, deal)
     slots = draft.buffer("slots", ranks * deal.size, deal.n, "symmetric")
-    y = draft.buffer("y", deal.size, deal.n, "output")
     draft.pad("computed", ranks * pieces)
     draft.pad("arrived", ranks * pieces)
     draft.queue("tiles", rng.choice(("issue", "complete")))
@@ -139,11 +145,9 @@ def ring(rng: Random, ranks: int, pieces: int) -> Schedule:
     """
     deal = Sharding.draw(rng, ranks, pieces, even=True)
     draft = Draft("ring", ranks)
-    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
-    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    x, w, partial, y = _buffers(draft, deal)
     slots = draft.buffer("slots", deal.m, deal.n, "symmetric")
     running = slots if rng.random() < 0.5 else draft.buffer("running", deal.m, deal.n, "local")
-    y = draft.buffer("y", deal.size, deal.n, "output")
     draft.pad("arrived", ranks * pieces)
     draft.pad("ready", ranks * pieces)
     draft.queue("main")
@@ -174,10 +178,8 @@ def add_in_turn(rng: Random, ranks: int, pieces: int) -> Schedule:
     """The owner of a piece computes its part; then one peer after the other adds its own from afar."""
     deal = Sharding.draw(rng, ranks, pieces, even=True)
     draft = Draft("add_in_turn", ranks)
-    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
-    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    x, w, partial, y = _buffers(draft, deal)
     total = draft.buffer("total", deal.size, deal.n, "symmetric")
-    y = draft.buffer("y", deal.size, deal.n, "output")
     draft.pad("turn", ranks * pieces)
     draft.queue("main")
     for rank in range(ranks):
@@ -204,10 +206,8 @@ def add_in_any_order(rng: Random, ranks: int, pieces: int) -> Schedule:
     """Every piece of a peer's shard is multiplied and added at its owner, who adds its own part in the end."""
     deal = Sharding.draw(rng, ranks, pieces)
     draft = Draft("add_in_any_order", ranks)
-    x, w = draft.buffer("x", deal.m, deal.k, "input"), draft.buffer("w", deal.k, deal.n, "input")
-    partial = draft.buffer("partial", deal.m, deal.n, "local")
+    x, w, partial, y = _buffers(draft, deal)
     total = draft.buffer("total", deal.size, deal.n, "symmetric")
-    y = draft.buffer("y", deal.size, deal.n, "output")
     draft.pad("cleared", ranks)
     draft.pad("computed", ranks * pieces)
     draft.pad("arrived", ranks * pieces)

@@ -36,7 +36,7 @@ from overweave.functional import (
 from overweave.layers.linear import local
 from overweave.layers.replicated import replicated_linear
 from overweave.ops.call.operands import DTYPES
-from overweave.ops.dispatch.route import GroupRank, place_of
+from overweave.ops.dispatch.route import GroupRank, group_rank_of
 
 # A style changes a layer's class and keeps its parameters and hooks, so that state dicts and optimizers stay the same.
 
@@ -61,7 +61,7 @@ class LayerPlacement(NamedTuple):
         cls, path: str, mesh: DeviceMesh, placements: tuple[Placement, Placement, Placement], rows: Placement
     ) -> LayerPlacement:
         """Build it from placements (input, output, matmul)."""
-        return cls(path, mesh, place_of(mesh).name, *placements, rows if rows.is_shard() else None)
+        return cls(path, mesh, group_rank_of(mesh).name, *placements, rows if rows.is_shard() else None)
 
 
 class ColwiseLinear(nn.Linear):
@@ -279,7 +279,7 @@ class PrepareGather(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         """Register a pre-forward hook that replaces the inputs with a layout by lazy gathers."""
-        mesh_and_group, path = (device_mesh, place_of(device_mesh)), _path_of(module)
+        mesh_and_group, path = (device_mesh, group_rank_of(device_mesh)), _path_of(module)
 
         def prepare_inputs(
             _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -347,7 +347,7 @@ def _check_layer(module: Any, mesh: DeviceMesh, dimension_name: str) -> str:
 
     dimension_name: the attribute with that width.
     """
-    path, width, ranks = _path_of(module), getattr(module, dimension_name), place_of(mesh).world_size
+    path, width, ranks = _path_of(module), getattr(module, dimension_name), group_rank_of(mesh).world_size
     asked = f"a style for the linear layer {path!r}"
     if isinstance(module, (ColwiseLinear, RowwiseLinear)) or isinstance(module.weight, DTensor):
         cure = "Name each layer in one plan only"

@@ -27,12 +27,11 @@ from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import (
     MAIN,
-    Await,
+    Access,
     ChannelArgument,
     Declared,
     OwnBuffer,
     Part,
-    Raise,
     SymmetricBuffer,
     TaskTile,
     TensorArgument,
@@ -40,12 +39,13 @@ from overweave.runtime.handwritten import (
     TileEffect,
     TileLaunch,
     TileMove,
+    TileNotify,
     TileRetire,
     TileRows,
     TileStep,
     TileTask,
     TileVoid,
-    Uses,
+    TileWait,
 )
 
 __all__ = ["Part", "SymmetricBuffer", "TileCall", "TileProgram", "TileQueue"]
@@ -169,7 +169,11 @@ class TileQueue:
         self._add(TileLaunch(kernel, grid, arguments, options, tile_effects))
 
     def rank_compute(
-        self, name: str, run: Callable[[OwnBuffer], object], reads: tuple[Uses, ...] = (), makes: tuple[Uses, ...] = ()
+        self,
+        name: str,
+        run: Callable[[OwnBuffer], object],
+        reads: tuple[Access, ...] = (),
+        makes: tuple[Access, ...] = (),
     ) -> None:
         """Run torch operations in the order of the main queue: `run(own)`, where `own(name)` is this rank's part of a
         symmetric buffer. On a GPU `run` enqueues them on the caller's stream, and must not synchronise with it.
@@ -183,7 +187,7 @@ class TileQueue:
         name: str,
         run: Callable[[OwnBuffer, Any], object],
         channel: str,
-        shards: Mapping[int, tuple[tuple[Uses, ...], tuple[Uses, ...]]],
+        shards: Mapping[int, tuple[tuple[Access, ...], tuple[Access, ...]]],
     ) -> None:
         """Run operations whose kernels wait, tile by tile, for the shards of a channel: `run(own, channel)`, whose
         tiles wait for the counters of the shards that they read. On a CPU it runs after all shards have arrived, and
@@ -257,17 +261,17 @@ class TileQueue:
             raise InputError(asked, found, "Give the channel as many channels a shard as it has tiles")
         ranks: Sequence[int] = range(self._call.world_size) if rank == "broadcast" else (self._call.check_rank(rank),)
         for one in ranks:
-            self._add(Raise(channel, counter, one))
+            self._add(TileNotify(channel, counter, one))
 
     def rank_wait(self, channel: str, rank: int) -> None:
         """Let later work of this queue wait until all producers' tiles of the shard of `rank` are done."""
         self._add(self._shard(channel, rank))
 
-    def _shard(self, channel: str, rank: int) -> Await:
+    def _shard(self, channel: str, rank: int) -> TileWait:
         """Return the wait for all counters of a rank's shard."""
         layout, shard = self._call.channel_layout(channel), self._call.check_rank(rank)
         counters = range(shard * layout.channels, (shard + 1) * layout.channels)
-        return Await(channel, tuple((counter, layout.count_of(counter)) for counter in counters))
+        return TileWait(channel, tuple((counter, layout.count_of(counter)) for counter in counters))
 
     def _add(self, action: TileAction) -> None:
         self._call.steps.append((self._name, action))

@@ -37,11 +37,9 @@ from overweave.ir.shards import shard_rows
 from overweave.lang.mapping import TileChannel
 from overweave.ops.author.tile_program import TileCall
 from overweave.runtime.handwritten import (
-    Await,
     ChannelArgument,
     Declared,
     Part,
-    Raise,
     Reads,
     Sent,
     SymmetricBuffer,
@@ -49,9 +47,11 @@ from overweave.runtime.handwritten import (
     TileEffect,
     TileLaunch,
     TileMove,
+    TileNotify,
     TileRetire,
     TileRows,
     TileTask,
+    TileWait,
 )
 
 WriteCall = Callable[..., None]
@@ -177,9 +177,9 @@ class _ScheduleBuilder:
 
     def _add_action(self, program: _RankProgram, queue: str, action: object) -> None:
         """Append the operations of one recorded step."""
-        if isinstance(action, Await):
+        if isinstance(action, TileWait):
             program.waits.setdefault(queue, []).extend(_waits_of(action))
-        elif isinstance(action, Raise):
+        elif isinstance(action, TileNotify):
             program.add_notify(queue, Notify(action.channel, action.rank, action.counter))
         elif isinstance(action, TileMove):
             program.add(self._copy_operation(program, queue, action))
@@ -394,7 +394,7 @@ class _ScheduleBuilder:
         return self.declared.channels[name]
 
 
-def _waits_of(action: Await) -> Iterator[Wait]:
+def _waits_of(action: TileWait) -> Iterator[Wait]:
     return (Wait(action.channel, (at, at + 1), count) for at, count in action.counts if count)
 
 

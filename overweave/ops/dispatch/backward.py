@@ -39,7 +39,7 @@ from overweave.ops.dispatch.collectives import (
     replicated,
 )
 from overweave.ops.dispatch.fake import register_flop_formulas
-from overweave.ops.dispatch.route import place_of, told_of
+from overweave.ops.dispatch.route import group_rank_of, told_of
 from overweave.ops.dispatch.schema import DEFINED, to_schema_call
 
 Maybe = torch.Tensor | None
@@ -193,14 +193,14 @@ def _call_operator(
     if is_watched():
         register_flop_formulas()
         schema_call = to_schema_call(defined.names, info.group_name, {"x": xs, "w": ws, **options})
-        return list(defined.op(*schema_call.tensors, **schema_call.options, **told_of(place_of(info.group_name))))
+        return list(defined.op(*schema_call.tensors, **schema_call.options, **told_of(group_rank_of(info.group_name))))
     x, w = (each if len(each) > 1 else each[0] for each in (xs, ws))
     return defined.eager(info.group_name, {"x": x, "w": w, **options})
 
 
 def gradient_exchange(info: CallInfo) -> Exchange:
     """Return the group and the description that ranks compare, for collectives of gradients that autograd records."""
-    return Exchange(place_of(info.group_name), f"gradients of {info.operator.name}")
+    return Exchange(group_rank_of(info.group_name), f"gradients of {info.operator.name}")
 
 
 def all_gather_rows_of(info: CallInfo, rows: torch.Tensor) -> Any:
@@ -290,7 +290,7 @@ def norm_gradients(z: torch.Tensor, weight: torch.Tensor, eps: float, dy: torch.
 
 def call_info(operator: Operator, group_name: str, rows: Any, options: dict[str, Any]) -> CallInfo:
     """Return the CallInfo of a call on `rows` rows of x. Raises InputError for an unknown `save`."""
-    place = place_of(group_name)
+    place = group_rank_of(group_name)
     save = options.get("save", "gathered")
     if save not in ("gathered", "shard", "columns"):
         raise InputError(f"{operator.name}: save", f"got {save[:40]!r}", "Use one of gathered, shard, columns")

@@ -23,7 +23,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.group import Group, GroupLike, OfGroup
 from overweave.ops.call.collective import run_collective, run_reduce_scatter
 from overweave.ops.call.groups import group_of
-from overweave.ops.dispatch.route import GroupRank, place_of
+from overweave.ops.dispatch.route import GroupRank, group_rank_of
 from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.library.library import as_movable
 
@@ -46,7 +46,7 @@ class Exchange(NamedTuple):
 
 def exchange_in(group: GroupLike, told: str) -> Exchange:
     """Return the Exchange of a call in a group. Raises GroupError."""
-    return Exchange(place_of(group), told)
+    return Exchange(group_rank_of(group), told)
 
 
 def agreed(group_name: str, signature: str, move: Callable[[Group], MovedRows]) -> MovedRows:

@@ -44,7 +44,7 @@ def by_dispatcher(operator: Operator, group: GroupLike, arguments: OperatorArgum
         raise refused(group, InputError(f"{operator.name} in torch's dispatcher", "it has no op there", cure))
     if operator.exchanges:
         arguments = _route_rows(operator, group, arguments)
-    place = place_of(group)
+    place = group_rank_of(group)
     if is_read_by_compiler():
         return results_of(arguments, _by_op(defined, place, arguments))
     is_watched_or_cast = is_watched() or is_any_autocast_enabled()
@@ -137,7 +137,7 @@ _PLACES: dict[
 atexit.register(_PLACES.clear)  # a process group must not outlive the interpreter
 
 
-def place_of(group: GroupLike) -> GroupRank:
+def group_rank_of(group: GroupLike) -> GroupRank:
     """Return this rank's place in a group, cached as long as the group lives. Raises GroupError."""
     key = dist.group.WORLD if group is None else group
     known = _PLACES.get(key)  # never a mesh: equal meshes have groups of their own
@@ -154,4 +154,4 @@ def place_of(group: GroupLike) -> GroupRank:
 
 # torch.compile treats the result as a constant of the graph. torch.compiler.assume_constant_result sets the same mark,
 # but would import the compiler.
-place_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+group_rank_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -22,19 +22,19 @@ from overweave.runtime.gpu.launcher import Enqueue, bind_waits, compiled_for
 from overweave.runtime.gpu.launcher import Launch as KernelLaunch
 from overweave.runtime.handwritten import (
     MAIN,
-    Await,
     ChannelArgument,
     Declared,
     Part,
-    Raise,
     TileAction,
     TileLaunch,
     TileMove,
+    TileNotify,
     TileRetire,
     TileRows,
     TileStep,
     TileTask,
     TileVoid,
+    TileWait,
 )
 from overweave.runtime.kernel_calls.call import notify_call, prologue_call, require_peer_access, signal_words
 from overweave.runtime.kernel_calls.program import ProgramArguments
@@ -49,7 +49,7 @@ class HandwrittenRun(CallFrame):
         super().__init__(Workspace.of(group, device))
         self._bound = _BoundProgram(declared, declared.lay_out(), self._workspace)
         self._known: set[Any] = set()  # keys of compiled and loaded kernels
-        self._events: dict[Raise, torch.cuda.Event] = {}
+        self._events: dict[TileNotify, torch.cuda.Event] = {}
 
     def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
         """Enqueue a call; it may be captured. Raises RankMismatch, and PeerError if an earlier call failed."""
@@ -69,36 +69,36 @@ class HandwrittenRun(CallFrame):
         self.fork(stream, sides.values())
         for queue, action in _merged((*steps, *_side_stream_waits(steps))):
             own = sides.get(queue, stream)
-            if isinstance(action, Raise) and action in local:
+            if isinstance(action, TileNotify) and action in local:
                 self._events.setdefault(action, torch.cuda.Event()).record(own)
-            elif isinstance(action, Await):
+            elif isinstance(action, TileWait):
                 self._wait(own, queue, action, local)
-            elif isinstance(action, Raise) and queue == MAIN:
+            elif isinstance(action, TileNotify) and queue == MAIN:
                 bound.notify(own, action)
             else:
                 bound.enqueue(own, action)
         self.join(stream, sides.values())
 
-    def _wait(self, stream: torch.cuda.Stream, queue: str, action: Await, local: set[Raise]) -> None:
+    def _wait(self, stream: torch.cuda.Stream, queue: str, action: TileWait, local: set[TileNotify]) -> None:
         """Enqueue a wait: for an event of this rank, or for memory; in the caller's stream by a kernel, which has a
         deadline."""
         counts = []
         for counter, count in action.counts:
-            signal = Raise(action.channel, counter, self._workspace.group.rank)
+            signal = TileNotify(action.channel, counter, self._workspace.group.rank)
             if signal in local:
                 stream.wait_event(self._events[signal])
             else:
                 counts.append((counter, count))
         if counts:
             wait = self._bound.wait if queue == MAIN else self._bound.enqueue
-            wait(stream, Await(action.channel, tuple(counts)))
+            wait(stream, TileWait(action.channel, tuple(counts)))
 
     def _load(self, steps: list[TileStep]) -> None:
         """Compile and load new kernels while this GPU is idle: loading blocks while a kernel waits for peers."""
         for queue, action in steps:
             if isinstance(action, TileVoid):
                 self._load_void(action.result)
-            elif isinstance(action, Raise) and queue == MAIN:
+            elif isinstance(action, TileNotify) and queue == MAIN:
                 self._bound.load_notify(action)
             if not isinstance(action, TileLaunch):
                 continue
@@ -128,8 +128,8 @@ class _BoundProgram:
         self._declared, self._layout, self._rank = declared, layout, workspace.group.rank
         self._protocol = signal_words(workspace, heap, layout.signals)
         self.launch_prologue = KernelLaunch(prologue_call(workspace, self._protocol, layout.signals)).start
-        self._waits: dict[Await, Enqueue] = {}  # wait -> the function that enqueues it
-        self._notifies: dict[Raise, Enqueue] = {}
+        self._waits: dict[TileWait, Enqueue] = {}  # wait -> the function that enqueues it
+        self._notifies: dict[TileNotify, Enqueue] = {}
         self._bind_wait({0: 0})  # loads the wait kernel now, not in a call
         self._bind_notify(())  # nor this one
         self.arguments = ProgramArguments(declared, layout, heap, self._protocol, self._rank, folded)
@@ -148,9 +148,9 @@ class _BoundProgram:
             with torch.cuda.stream(stream):
                 result, words = action.result, self._protocol.words
                 void_kernel[(VOID_PROGRAMS,)](words, result, result.numel(), 1024)
-        elif isinstance(action, Raise):
+        elif isinstance(action, TileNotify):
             driver.write_value(stream.cuda_stream, self._signal_address(action), 1)
-        elif isinstance(action, Await):
+        elif isinstance(action, TileWait):
             for counter, count in action.counts:
                 address = self._heap.addresses[self._rank] + self._layout.signal_offset(action.channel, counter)
                 driver.wait_value(stream.cuda_stream, address, count)
@@ -159,14 +159,14 @@ class _BoundProgram:
         else:
             assert isinstance(action, TileRetire)  # rows are launches by now; whoever writes there again waits
 
-    def wait(self, stream: torch.cuda.Stream, action: Await) -> None:
+    def wait(self, stream: torch.cuda.Stream, action: TileWait) -> None:
         """Enqueue a wait by a kernel, which has a deadline."""
         if action not in self._waits:
             counts = {self._layout.signal(action.channel, counter): count for counter, count in action.counts}
             self._waits[action] = self._bind_wait(counts)
         self._waits[action](stream.cuda_stream)
 
-    def notify(self, stream: torch.cuda.Stream, action: Raise) -> None:
+    def notify(self, stream: torch.cuda.Stream, action: TileNotify) -> None:
         """Enqueue a notify by a kernel, if `load_notify` has prepared one, else by a stream write.
 
         MEASURED: a stream write in front of kernels holds them up by 5 to 18 us while copies run, a kernel by 2
@@ -177,7 +177,7 @@ class _BoundProgram:
         else:
             self.enqueue(stream, action)
 
-    def load_notify(self, action: Raise) -> None:
+    def load_notify(self, action: TileNotify) -> None:
         """Compile and load a notify's kernel ahead of a call; a call that is captured first writes by the stream."""
         if action not in self._notifies:
             self._notifies[action] = self._bind_notify((self._signal_address(action),))
@@ -185,7 +185,7 @@ class _BoundProgram:
     def _bind_notify(self, addresses: tuple[int, ...]) -> Enqueue:
         return KernelLaunch(notify_call(addresses, self._protocol.limits.device)).start
 
-    def _signal_address(self, action: Raise) -> int:
+    def _signal_address(self, action: TileNotify) -> int:
         return self._heap.addresses[action.rank] + self._layout.signal_offset(action.channel, action.counter)
 
     def _bind_wait(self, counts: dict[int, int]) -> Enqueue:
@@ -230,23 +230,23 @@ def _side_stream_waits(steps: list[TileStep]) -> list[TileStep]:
     """Return the waits of side streams again, for the end of the caller's stream: there they have a deadline."""
     counts: dict[str, dict[int, int]] = {}
     for queue, action in steps:
-        if queue != MAIN and isinstance(action, Await):
+        if queue != MAIN and isinstance(action, TileWait):
             counts.setdefault(action.channel, {}).update(action.counts)
-    return [(MAIN, Await(channel, tuple(sorted(of_channel.items())))) for channel, of_channel in counts.items()]
+    return [(MAIN, TileWait(channel, tuple(sorted(of_channel.items())))) for channel, of_channel in counts.items()]
 
 
-def _local_notifies(steps: list[TileStep], rank: int) -> set[Raise]:
+def _local_notifies(steps: list[TileStep], rank: int) -> set[TileNotify]:
     """Return the notifies between queues of this rank, each enqueued before its wait: CUDA events replace them.
 
     Not of a channel that a kernel gets, since it may wait for the signal in memory.
     """
-    notified, awaited = set[Raise](), set[Raise]()
+    notified, awaited = set[TileNotify](), set[TileNotify]()
     kernel_channels = set[str | None]()
     for _, action in steps:
-        if isinstance(action, Raise) and action.rank == rank and action not in awaited:
+        if isinstance(action, TileNotify) and action.rank == rank and action not in awaited:
             notified.add(action)
-        elif isinstance(action, Await):
-            awaited.update(Raise(action.channel, counter, rank) for counter, _ in action.counts)
+        elif isinstance(action, TileWait):
+            awaited.update(TileNotify(action.channel, counter, rank) for counter, _ in action.counts)
         elif isinstance(action, TileTask):
             kernel_channels.add(action.channel)
         elif isinstance(action, TileLaunch):
@@ -261,14 +261,14 @@ def _merged(steps: Iterable[TileStep]) -> Iterator[TileStep]:
         if channel is None:
             yield from several
         else:
-            counts = (count for _, action in several if isinstance(action, Await) for count in action.counts)
-            yield queue, Await(channel, tuple(counts))
+            counts = (count for _, action in several if isinstance(action, TileWait) for count in action.counts)
+            yield queue, TileWait(channel, tuple(counts))
 
 
 def _channel_awaited(step: TileStep) -> tuple[str, str | None]:
     """Return (queue, the channel that the step waits for, or None)."""
     queue, action = step
-    return queue, action.channel if isinstance(action, Await) else None
+    return queue, action.channel if isinstance(action, TileWait) else None
 
 
 def _specialization_key(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overweave.kernels.travelling import choose_ranks_kernel, place_rows_kernel, read_beside_kernel
+from overweave.kernels.travelling import choose_ranks_kernel, place_rows_kernel, read_metadata_kernel
 
 ELEMENTS = 4096  # of a program: elements of the largest block, such as tokens x pairs of their top-k choices
 
@@ -51,8 +51,8 @@ def place_rows(
     _launch(place_rows_kernel, max(tokens, 1), block, (targets, *tables, *outputs, tokens, ranks, *constants))
 
 
-def read_beside(
-    beside: torch.Tensor,
+def read_metadata(
+    metadata: torch.Tensor,
     outputs: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
     local_experts: tuple[int, int],
 ) -> None:
@@ -60,17 +60,16 @@ def read_beside(
 
     outputs: ids, weights and scales, the latter two None where none travelled. local_experts: `[low, high)`.
     """
-    shape = _metadata_shape(outputs[0], outputs[2], beside)
+    shape = _metadata_shape(outputs[0], outputs[2], metadata)
     block = max(1, ELEMENTS // max(shape.slots, shape.columns))
-    _launch(
-        read_beside_kernel, beside.shape[0], block, (beside, *outputs, beside.shape[0], *local_experts, *shape, block)
-    )
+    arguments = (metadata, *outputs, metadata.shape[0], *local_experts, *shape, block)
+    _launch(read_metadata_kernel, metadata.shape[0], block, arguments)
 
 
-def _metadata_shape(ids: torch.Tensor, scales: torch.Tensor | None, beside: torch.Tensor) -> MetadataShape:
+def _metadata_shape(ids: torch.Tensor, scales: torch.Tensor | None, metadata: torch.Tensor) -> MetadataShape:
     columns = 0 if scales is None else scales.shape[1]
     return MetadataShape(
-        ids.shape[1], _power_of_two(ids.shape[1]), columns, _power_of_two(max(columns, 1)), beside.shape[1]
+        ids.shape[1], _power_of_two(ids.shape[1]), columns, _power_of_two(max(columns, 1)), metadata.shape[1]
     )
 
 

@@ -13,18 +13,18 @@ from overweave.memory.board.board import Alarm, Board
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.runtime.handwritten import (
-    Await,
     Declared,
     Part,
-    Raise,
     TileAction,
     TileLaunch,
     TileMove,
+    TileNotify,
     TileRetire,
     TileRows,
     TileStep,
     TileTask,
     TileVoid,
+    TileWait,
 )
 from overweave.runtime.host.emulate import IsDone, LaunchThreads, run_event_loop
 
@@ -139,7 +139,7 @@ class TaskCall:
             return self.start_rows(action)
         if isinstance(action, TileVoid):
             return lambda: True  # where a wait fails here, the call raises
-        if isinstance(action, Await):
+        if isinstance(action, TileWait):
             return lambda: all(self._is_full(action.channel, counter, count) for counter, count in action.counts)
         if isinstance(action, TileRetire):
             ended = self._matrix(action.part)
@@ -193,6 +193,6 @@ def _run(work: Callable[[], object], is_inference: bool) -> None:
 
 def _action_name(action: TileAction) -> str:
     """Return the name of an action for a timeout report."""
-    if isinstance(action, Raise | TileMove | TileRetire | TileVoid | Await):
+    if isinstance(action, TileNotify | TileMove | TileRetire | TileVoid | TileWait):
         return f"{type(action).__name__.lower()} in a queue"
     return action.name

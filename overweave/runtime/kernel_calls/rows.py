@@ -17,13 +17,13 @@ PUSH_WARPS, LAND_WARPS, ADD_WARPS = 16, 8, 4
 LAND_PROGRAMS, ADD_PROGRAMS = 64, 256
 ADD_COLUMNS = 1024  # columns
 COUNTS_CHANNEL, ROWS_CHANNEL = ChannelArgument("counts"), ChannelArgument("arrived")
-COUNTS, STAGING, META_STAGING = TensorArgument("counts"), TensorArgument("landed"), TensorArgument("beside")
+COUNTS, STAGING, META_STAGING = TensorArgument("counts"), TensorArgument("landed"), TensorArgument("metadata")
 
 
 def _row_sizes(sizes: SendSizes, warps: int, pushes_counts: bool = True) -> RowSizes:
     """Return the compile-time sizes for a kernel of so many warps."""
     step = min(STEP_WORDS, 1 << (max(sizes.words, 1) - 1).bit_length())
-    return RowSizes(sizes.words, sizes.beside, warps // ROWS_OF_WARPS, step, pushes_counts)
+    return RowSizes(sizes.words, sizes.metadata, warps // ROWS_OF_WARPS, step, pushes_counts)
 
 
 def _bounds(sizes: SendSizes, sending: Sending) -> RowBounds:
@@ -37,7 +37,7 @@ def push_launch(sizes: SendSizes, sending: Sending) -> TileLaunch:
     source, counts = sending
     counts_args = (COUNTS_CHANNEL, ROWS_CHANNEL, COUNTS) if counts is not None else (None, ROWS_CHANNEL, None)
     row_args = (source, counts, _bounds(sizes, sending), _row_sizes(sizes, PUSH_WARPS, counts is not None))
-    arguments = (*counts_args, STAGING, META_STAGING if sizes.beside else None, *row_args)
+    arguments = (*counts_args, STAGING, META_STAGING if sizes.metadata else None, *row_args)
     return TileLaunch(push_rows_kernel, (sizes.programs,), arguments, {"num_warps": PUSH_WARPS})
 
 
@@ -45,7 +45,7 @@ def land_launch(sizes: SendSizes, sending: Sending, placed: Placed) -> TileLaunc
     """Return the launch that puts received rows together."""
     row_sizes = _row_sizes(sizes, LAND_WARPS)
     steps = -(-sizes.most // row_sizes.step_rows) * -(-sizes.words // row_sizes.step_words)
-    landed = (STAGING, META_STAGING if sizes.beside else None)
+    landed = (STAGING, META_STAGING if sizes.metadata else None)
     arguments = (COUNTS_CHANNEL, ROWS_CHANNEL, COUNTS, *landed, *sending, _bounds(sizes, sending), *placed, row_sizes)
     return TileLaunch(land_rows_kernel, (max(1, min(LAND_PROGRAMS, steps)),), arguments, {"num_warps": LAND_WARPS})
 

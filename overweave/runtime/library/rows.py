@@ -14,7 +14,7 @@ VOID = -1  # all bits: NaN in any dtype, and no expert
 
 def push(sizes: SendSizes, rank: int, sending: Sending, buffer: AnyBuffer) -> None:
     """Stores counts and rows at all peers."""
-    (rows, beside, *_), counts = sending
+    (rows, metadata, *_), counts = sending
     for peer in range(sending.source.starts.shape[0] - 1):
         if peer == rank:
             continue
@@ -23,13 +23,13 @@ def push(sizes: SendSizes, rank: int, sending: Sending, buffer: AnyBuffer) -> No
         at = _sent_to(sending.source, peer)
         landing = slice(rank * sizes.shard, rank * sizes.shard + len(at))
         buffer("landed", peer)[landing] = rows[at]
-        if beside is not None:
-            buffer("beside", peer)[landing] = beside[at]
+        if metadata is not None:
+            buffer("metadata", peer)[landing] = metadata[at]
 
 
 def _sent_to(source: SentRows, peer: int) -> torch.Tensor:
     low, high = source.starts[peer : peer + 2].tolist()
-    at: torch.Tensor = torch.arange(low, high) if source.chosen is None else source.chosen[low:high].long()
+    at: torch.Tensor = torch.arange(low, high) if source.indices is None else source.indices[low:high].long()
     return at[at < source.rows.shape[0]]
 
 
@@ -44,7 +44,7 @@ def land(sizes: SendSizes, rank: int, sending: Sending, placed: Placed, buffer: 
     starts = torch.cat([counts.new_zeros(1), counts[:, rank].cumsum(0)])
     placed.received.copy_(torch.cat([starts, starts.new_full((1,), reason)]))
     own = _sent_to(sending.source, rank)
-    names = (("landed", sending.source.rows, placed.out), ("beside", sending.source.beside, placed.beside))
+    names = (("landed", sending.source.rows, placed.out), ("metadata", sending.source.metadata, placed.metadata))
     for name, mine, out in names:
         if out is None:
             continue
@@ -57,15 +57,15 @@ def land(sizes: SendSizes, rank: int, sending: Sending, placed: Placed, buffer: 
 
 def add(sizes: SendSizes, rank: int, own: Parts, y: torch.Tensor, buffer: AnyBuffer) -> None:
     """Adds the parts of each token in fp32, in the order of ranks; y `[t, n]`, rounded once."""
-    parts, places, received = own
+    parts, positions, received = own
     *starts, reason = received.tolist()
     if reason:
         y.fill_(torch.nan)
         return
     total = torch.zeros(y.shape, dtype=torch.float32)
     landed = buffer("landed", rank).view(parts.dtype)
-    for source in range(places.shape[1]):
-        here = (places[:, source] >= 0).nonzero()[:, 0]
-        at = places[here, source].long()
+    for source in range(positions.shape[1]):
+        here = (positions[:, source] >= 0).nonzero()[:, 0]
+        at = positions[here, source].long()
         total[here] += (parts[starts[rank] + at] if source == rank else landed[source * sizes.shard + at]).float()
     y.copy_(total)

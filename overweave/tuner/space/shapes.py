@@ -133,22 +133,25 @@ class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 def read_shapes(name: str, operator: str) -> ShapeSet:
     """Return the shape set of a file, or the repository's set `name` for `operator`. Raises InputError for anything
     else."""
-    path, shapes = read_set(name, operator, ShapeSet, _CURE)
-    if shapes.operator not in ("", operator):
-        raise InputError(f"shapes {name}", f"{path} is meant for {shapes.operator}", f"Give a set for {operator}")
+    shapes = read_set(name, operator, ShapeSet, _CURE)
     for case in shapes.cases:
         if case.columns and sum(case.columns) != case.n:
             found = f"{case.name}: columns {list(case.columns)} are not n={case.n}"
             raise InputError(f"shapes {name}", found, "Give n as the sum of all columns")
-    names = [case.name for case in shapes.cases]
-    if len(set(names)) < len(names):
-        raise InputError(f"shapes {name}", "two cases share a name", "Name every case")
+    check_names(f"shapes {name}", [case.name for case in shapes.cases])
     return shapes
 
 
-def read_set(name: str, kind: str, form: type[_Set], cure: str) -> tuple[Path, _Set]:
-    """Return the path and content of a file, or of the repository's set `name` of a kind. cure: of the error for a bad
-    file. Raises InputError if it cannot be read."""
+def check_names(asked: str, names: list[str]) -> None:
+    """Raise InputError if two cases share a name."""
+    if len(set(names)) < len(names):
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise InputError(asked, f"two cases share the name {twice}", "Name every case, and each of its numbers, once")
+
+
+def read_set(name: str, kind: str, form: type[_Set], cure: str) -> _Set:
+    """Return the content of a file, or of the repository's set `name` of a kind. cure: of the error for a bad file.
+    Raises InputError if it cannot be read, or says in `operator` that it is meant for another kind."""
     path = _find(name, kind)
     subject = f"shapes {name}" if path == Path(name) else f"shapes {name}, {path}"
     try:
@@ -158,7 +161,10 @@ def read_set(name: str, kind: str, form: type[_Set], cure: str) -> tuple[Path, _
         shapes = msgspec.json.decode(data, type=form)
         check_keys(data)
         check_words(msgspec.to_builtins(shapes))
-        return path, shapes
+        meant = getattr(shapes, "operator", "")  # sets of blocks do not say
+        if meant not in ("", kind):
+            raise InputError(f"shapes {name}", f"{path} is meant for {meant}", f"Give a set for {kind}")
+        return shapes
     except InputError:
         raise
     except OSError as error:

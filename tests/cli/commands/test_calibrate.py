@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from overweave.cli.main import app
 from overweave.hardware.cards import Gpu, machine_for
 from overweave.hardware.machine import load
 from overweave.tuner.space.target import machine_of
+from tests.cli.called import called
 from tests.tuner.calibrate.test_machine_file import FOUND, SOURCE
 
 GPU = Gpu("NVIDIA H200", (9, 0), FOUND.sms, 139.8, "nvswitch")
@@ -26,10 +28,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
-def run(*words: str, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["calibrate", *words])
-    assert result.exit_code == exit_code, result.output
-    return result.output
+run = partial(called, "calibrate")
 
 
 def as_a_rank(monkeypatch: pytest.MonkeyPatch, calibrated: object) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from overweave.cli.main import app
 from overweave.tuner.model.overlap_losses import BESIDE, MATMULS, TRANSFER
+from tests.cli.called import called
 
 SHAPES = """{"cases": [
  {"name": "tall", "m": 65536, "n": 8192, "k": 4096},
@@ -17,10 +17,7 @@ SHAPES = """{"cases": [
 ]}"""
 
 
-def run(*words: str, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["characterize", *words])
-    assert result.exit_code == exit_code, result.output
-    return result.output
+run = partial(called, "characterize")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,12 @@ from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
 from overweave.ir.timeline.timeline import TimelineSpan, make_timeline
 from overweave.schedules.catalog.catalog import build
+from tests.cli.called import called
 
 SMALL = ("--shape", "1024,512,256", "--world", "2")
 
 
-def run(*words: str, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["compare", *words])
-    assert result.exit_code == exit_code, result.output
-    return result.output
+run = partial(called, "compare")
 
 
 @pytest.mark.slow

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from typer.testing import CliRunner
+from functools import partial
 
-from overweave.cli.main import app
+import pytest
+
+from tests.cli.called import called
 from tests.source_tree import ROOT
 
-
-def run(*words: str, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["explain", *words])
-    assert result.exit_code == exit_code, result.output
-    return result.output
+run = partial(called, "explain")
 
 
 @pytest.mark.slow

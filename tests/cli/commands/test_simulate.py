@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import overweave as ow
-from overweave.cli.main import app
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
 from overweave.ir.timeline.trace import from_chrome
 from overweave.schedules.catalog.catalog import build, names
+from tests.cli.called import called
 from tests.source_tree import ROOT
 
 SMALL = ("--shape", "1024,512,256", "--world", "2")
 
 
-def run(*words: str, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["simulate", *words])
-    assert result.exit_code == exit_code, result.output
-    return result.output
+run = partial(called, "simulate")
 
 
 @pytest.mark.parametrize("name", names())

@@ -15,7 +15,7 @@ from overweave.runtime.gpu import authored as authored_gpu
 from overweave.runtime.gpu import bound as binding
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.handwritten import MAIN, Await, Declared, Raise
+from overweave.runtime.handwritten import MAIN, Declared, TileNotify, TileWait
 from overweave.schedules.catalog.catalog import build
 
 Log = list[str]
@@ -163,13 +163,13 @@ def steps_run(log: Log) -> Any:
     group: Any = None
     run = handwritten_gpu.HandwrittenRun(Declared({}, {}), group, torch.device("cpu"))
     steps: list[Any] = [
-        (MAIN, Raise("first", 0, 1)),
-        (MAIN, Raise("within", 0, 0)),
-        ("beside", Await("second", ((0, 1),))),
-        ("beside", Await("within", ((0, 1),))),
-        ("beside", Raise("within", 0, 1)),
-        (MAIN, Await("third", ((1, 1),))),
-        (MAIN, Await("third", ((2, 1),))),
+        (MAIN, TileNotify("first", 0, 1)),
+        (MAIN, TileNotify("within", 0, 0)),
+        ("beside", TileWait("second", ((0, 1),))),
+        ("beside", TileWait("within", ((0, 1),))),
+        ("beside", TileNotify("within", 0, 1)),
+        (MAIN, TileWait("third", ((1, 1),))),
+        (MAIN, TileWait("third", ((2, 1),))),
     ]
     return lambda: run(b"call", steps)
 

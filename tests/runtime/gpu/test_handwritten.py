@@ -14,14 +14,14 @@ from overweave.memory.cuda import driver
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.handwritten import (
     MAIN,
-    Await,
     ChannelArgument,
     Declared,
-    Raise,
     SymmetricBuffer,
     TensorArgument,
     TileLaunch,
+    TileNotify,
     TileTask,
+    TileWait,
 )
 
 RANK, BASES = 1, (1 << 20, 2 << 20, 3 << 20)
@@ -106,18 +106,18 @@ def test_what_decides_how_a_kernel_is_compiled():
 
 def test_signals_within_a_rank_are_events_where_no_kernel_waits_for_them_and_none_is_awaited_first():
     steps: list[Any] = [
-        ("a", Await("early", ((0, 1),))),
-        *((MAIN, Raise(name, 0, RANK)) for name in ("early", "launched", "arriving", "queued")),
-        (MAIN, Raise("queued", 1, 0)),
+        ("a", TileWait("early", ((0, 1),))),
+        *((MAIN, TileNotify(name, 0, RANK)) for name in ("early", "launched", "arriving", "queued")),
+        (MAIN, TileNotify("queued", 1, 0)),
         (MAIN, TileLaunch(None, (1,), (ChannelArgument("launched"),), {})),
         (MAIN, TileTask("task", lambda own, channel: None, (), "arriving")),
     ]
-    assert handwritten_gpu._local_notifies(steps, RANK) == {Raise("queued", 0, RANK)}
+    assert handwritten_gpu._local_notifies(steps, RANK) == {TileNotify("queued", 0, RANK)}
 
 
 def test_a_notify_in_the_callers_stream_is_a_kernels_once_it_is_loaded(slot: Any, done: list[tuple[Any, ...]]):
     stream: Any = SimpleNamespace(cuda_stream=7)
-    action = Raise("first", 1, 2)
+    action = TileNotify("first", 1, 2)
     slot.notify(stream, action)
     address = BASES[2] + DECLARED.lay_out().signal_offset("first", 1)
     assert done == [("write_value", 7, address, 1)]

@@ -91,7 +91,7 @@ def test_bad_files_are_refused_by_name(name, tmp_path):
     path = tmp_path / "bad.json"
     content = BAD[name]
     path.write_bytes(content if isinstance(content, bytes) else str(content).encode())
-    with pytest.raises(InputError, match=r"bad\.json|share a name"):
+    with pytest.raises(InputError, match=r"bad\.json|share the name"):
         read_shapes(str(path), "all_gather_matmul")
 
 

@@ -181,34 +181,22 @@ class Follower:
 
     def update(self, position: int, region: Region, change: Callable[[RegionValue], RegionValue]) -> None:
         """Replace the region's value by `change(value)`. All earlier accesses must be in the operation's past."""
-        if region.is_empty:
+        if region.is_empty or (found := self._held(position, region)) is None:
             return
-        contents = self.contents_of(region)
-        fragments = contents.carve(region)
-        old = value_of(fragments, region)
-        if old is None or is_retired(old):
-            report_read(self.graph, self.past, position, region, self.findings)
-            return
+        fragments, old = found
         touched = union((self._writers(fragments), *(fragment.readers for fragment in fragments)))
         if lacks(self.past.before[position], touched):
             report_update(self.graph, self.past, position, region, touched, self.findings)
         new = self.attempt(position, region, lambda: change(old))
         self.cells.check_stored(self.graph.operations[position], region, new, self.findings)
-        for fragment in fragments:
-            contents.remove(fragment)
-        contents.write(region, new, position)
+        self._replace(position, region, fragments, new)
 
     def add(self, position: int, region: Region, value: RegionValue) -> None:
         """Add to the region's value in any order with other adders. All other accesses must be in the operation's
         past."""
-        if region.is_empty:
+        if region.is_empty or (found := self._held(position, region)) is None:
             return
-        contents = self.contents_of(region)
-        fragments = contents.carve(region)
-        old = value_of(fragments, region)
-        if old is None or is_retired(old):
-            report_read(self.graph, self.past, position, region, self.findings)
-            return
+        fragments, old = found
         # Other adders need not be in the past, but all that had to precede them must be.
         first = (one.start if one.adders else self._writers([one]) for one in fragments)
         start = union(chain(first, (one.readers for one in fragments)))
@@ -217,11 +205,24 @@ class Follower:
             report_update(self.graph, self.past, position, region, start, self.findings)
         self.note_operand(region, old)
         new = self.attempt(position, region, lambda: sort_terms(add(old, value)))
+        self._replace(position, region, fragments, new)
+        for fragment in self.contents_of(region).carve(region):
+            fragment.start, fragment.adders = start, adders
+
+    def _held(self, position: int, region: Region) -> tuple[list[Fragment], RegionValue] | None:
+        """Return the fragments of a region and their value; None, with a refusal, if there is no value to change."""
+        fragments = self.contents_of(region).carve(region)
+        old = value_of(fragments, region)
+        if old is None or is_retired(old):
+            report_read(self.graph, self.past, position, region, self.findings)
+            return None
+        return fragments, old
+
+    def _replace(self, position: int, region: Region, fragments: list[Fragment], value: RegionValue) -> None:
+        contents = self.contents_of(region)
         for fragment in fragments:
             contents.remove(fragment)
-        contents.write(region, new, position)
-        for fragment in contents.carve(region):
-            fragment.start, fragment.adders = start, adders
+        contents.write(region, value, position)
 
     def note_operand(self, region: Region, value: RegionValue) -> None:
         """Remember the buffer of an operand if it holds a sum of several parts already."""
