@@ -77,8 +77,11 @@ class settings:  # noqa: N801 - called as a function
         is_number = isinstance(sm_margin, int) and not isinstance(sm_margin, bool)
         if sm_margin is not None and not (is_number and 0 <= sm_margin <= MOST_MARGIN):
             raise InputError("settings", f"sm_margin={sm_margin!r:.40}", f"Pass a number of SMs, 0 to {MOST_MARGIN}")
-        asked = {"batch_invariant": batch_invariant, "sm_margin": sm_margin}
-        _HELD[0] = self._before._replace(**{name: value for name, value in asked.items() if value is not None})
+        before = self._before
+        _HELD[0] = Settings(
+            before.batch_invariant if batch_invariant is None else batch_invariant,
+            before.sm_margin if sm_margin is None else sm_margin,
+        )
 
     def __enter__(self) -> Settings:
         return current()
