@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
     from overweave.ops.tune import tune
     from overweave.ops.workspace import check, islands, memory_report, reset, symmetric_empty
+    from overweave.process_settings import settings
     from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, Get, Put, Reduction, Sum
 
 __version__ = "0.2.0"
@@ -75,6 +76,7 @@ _MODULE_OF = {
     "islands": "overweave.ops.workspace",
     "memory_report": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
+    "settings": "overweave.process_settings",
     "symmetric_empty": "overweave.ops.workspace",
     "Sum": "overweave.schedules.moves.moves",
     "SymmetricBuffer": "overweave.ops.author.tile_program",
@@ -120,6 +122,7 @@ __all__ = [
     "memory_report",
     "report",
     "reset",
+    "settings",
     "symmetric_empty",
     "tune",
     "uninstall",

@@ -14,6 +14,7 @@ from tests.source_tree import COMPUTED, Import, imports, modules, room
 ROOMS = {
     "errors": (),
     "untrusted": (),
+    "process_settings": (),
     "compat": (),
     "hardware": ("untrusted",),
     "ir": ("hardware",),
@@ -24,7 +25,7 @@ ROOMS = {
     "lang": ("memory", "ir"),
     "kernels": ("lang",),
     "compiler": ("ir", "lang"),
-    "runtime": ("compiler", "kernels", "schedules"),
+    "runtime": ("compiler", "kernels", "schedules", "process_settings"),
     "tuner": ("runtime", "sim", "schedules", "lower"),
     "ops": ("tuner",),
     "functional": ("ops",),
@@ -40,6 +41,7 @@ ROOMS = {
 THIRD_PARTY = {
     "errors": (),
     "untrusted": (),
+    "process_settings": (),
     "compat": ("torch", "triton"),
     "hardware": ("msgspec",),
     "ir": ("msgspec",),

@@ -16,14 +16,19 @@ class Site:
 
 @dataclass
 class Report:
-    """The counts by name. replaced: operator -> where a kernel that overrides overweave's was registered."""
+    """The counts by name. replaced: operator -> where a kernel that overrides overweave's was registered.
+
+    settings: what `ow.settings` says, where something is set.
+    """
 
     is_installed: bool = False
     operators: dict[str, Site] = field(default_factory=dict)
     replaced: dict[str, str] = field(default_factory=dict)
+    settings: str = ""
 
     def __str__(self) -> str:
         lines = ["overweave is installed" if self.is_installed else "overweave is not installed"]
+        lines += [f"settings: {self.settings}"] if self.settings else []
         for name, site in self.operators.items():
             lines.append(f"{name}: {site.by_overweave} by overweave, {site.by_torch.total()} by torch")
             lines += [f"    {count} by torch: {reason}" for reason, count in site.by_torch.most_common()]

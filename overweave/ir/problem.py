@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     of fp8 are kept in 16 bits or more.
     strip: block-cyclic rows of the sum, in strips of so many rows (`strip_rows`). 0: one shard for each rank.
     islands: the ranks that map each other's memory, island by island, ascending; none: all ranks do.
+    batch_invariant: whether bits of a row must not depend on m; unset: they may.
     """
 
     operator: Name
@@ -53,6 +54,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     strip: Annotated[int, Meta(ge=0)] = 0
     rows: Applied | UnsetType = UNSET
     islands: tuple[tuple[Index, ...], ...] | UnsetType = UNSET
+    batch_invariant: Literal[True] | UnsetType = UNSET
 
     @property
     def record(self) -> Operator:

@@ -15,7 +15,7 @@ from overweave.ops.call.operands import TAKEN, name_of
 from overweave.schedules.catalog.catalog import check_problem
 from overweave.tuner.model.choose import Choice, explain_choice
 from overweave.tuner.space.shapes import DTYPES, as_benchmarked, with_epilogue
-from overweave.tuner.space.target import Target, over_hosts, target_of
+from overweave.tuner.space.target import Target, over_hosts, target_of, with_margin
 
 
 def explain(
@@ -40,6 +40,7 @@ def explain(
     (each as the operator's keyword; `gate`, all_gather_matmul alone), `rms_norm` (of sums that ranks share or scatter,
     as ow.RmsNorm).
     Without a GPU at hand, device "cuda" means an H200.
+    Under `ow.settings(batch_invariant=True)` it says which candidates do not have one order over k and over ranks.
     Raises InputError for an unknown operator, dtype or device, sizes that are none, and what the operator has not.
     """
     problem = problem_to_choose_for("explain", operator, (m, n, k), (world_size, dtype, after))
@@ -50,7 +51,8 @@ def explain(
 def target_for(device: torch.device, world_size: int) -> Target:
     """What runs there; without a GPU at hand, a GPU is an H200. More ranks than a host has GPUs lie on several."""
     is_at_hand = device.type == "cpu" or torch.cuda.is_available()
-    return over_hosts(target_of(device) if is_at_hand else Target(device.type), world_size)
+    target = target_of(device) if is_at_hand else with_margin(Target(device.type))
+    return over_hosts(target, world_size)
 
 
 def problem_to_choose_for(

@@ -15,10 +15,11 @@ from overweave.ops.call.groups import GroupLike, group_of, on_islands, refuse
 from overweave.ops.call.prepared import calls_of
 from overweave.ops.explain import device_of, problem_to_choose_for
 from overweave.ops.operators import operator_for
+from overweave.process_settings import current as current_settings
 from overweave.tuner.measure.baselines import Setting
 from overweave.tuner.measure.search import EFFORT, OnRound, Tuned, tune_problem
 from overweave.tuner.measure.timer import Effort
-from overweave.tuner.model.choose import Choice, choose
+from overweave.tuner.model.choose import SWITCHED_OFF, Choice, choose
 from overweave.tuner.space.target import target_of
 from overweave.tuner.store.cache import agreed_knowledge, fingerprint, learn, save
 
@@ -49,6 +50,9 @@ def tune(
     try:
         where = device_named(device)
         problem = problem_to_choose_for("tune", operator, (m, n, k), (resolved.world_size, dtype, after))
+        if current_settings().batch_invariant:
+            found = "batch-invariant calls all have the same tiles, which are not tuned"
+            raise InputError(f"tune {operator}", found, f"Tune under {SWITCHED_OFF}")
         if not problem.m:
             raise InputError(f"tune {operator}", "m=0", "Pass at least one row")
     except InputError as error:

@@ -36,6 +36,7 @@ OTHER_WORDS = {
     "overweave.lower.writer": {"synth"},  # a path by which steps of other compilers are written
     **{f"overweave.compiler.frontend.{name}": {"scatter"} for name in FOLLOWERS},
     "overweave.kernels.packed.exchange": EXCHANGES,
+    "overweave.schedules.records.record": {"ring"},  # an order in which parts are added
     "overweave.ir.plan": {"two_shot"},
     "overweave.ir.verify.engines.packed": EXCHANGES,
     "overweave.memory.layout": {"two_shot"},

@@ -16,6 +16,7 @@ from overweave.adapters.symm_mem import gradients
 from overweave.adapters.symm_mem.forms import FORMS, FusedOperator
 from overweave.compat.torch_names import OpOverload, dispatch_has_kernel_for_dispatch_key, is_test_mode, pytree
 from overweave.errors import InputError, MachineError
+from overweave.process_settings import current
 from overweave.runtime.library.library import wants_torch
 
 # Whether overweave supports a call is decided once for each signature: shapes, strides, dtypes, options. Calls that it
@@ -188,9 +189,11 @@ def uninstall() -> None:
 
 
 def report() -> reports.Report:
-    """Return how many calls of torch's operators overweave ran in this process, and how many torch did, and why."""
+    """Return how many calls of torch's operators overweave ran in this process, how many torch did, and why, and what
+    is set by `ow.settings`."""
     replaced = _overridden(_INSTALLATIONS[0]) if _INSTALLATIONS else {}
-    return reports.Report(bool(_INSTALLATIONS), dict(reports.SITES), replaced)
+    chosen = current()
+    return reports.Report(bool(_INSTALLATIONS), dict(reports.SITES), replaced, str(chosen) if chosen.words else "")
 
 
 def install_by_environment(value: str) -> None:

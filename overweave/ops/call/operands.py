@@ -39,6 +39,7 @@ from overweave.ops.call.counts import RowCounts
 from overweave.ops.call.norm import RmsNorm
 from overweave.schedules.catalog.forms import check_forms
 from overweave.tuner.space.shapes import FP8_STEP, unaligned
+from overweave.tuner.space.target import under_settings
 
 CallArguments = dict[str, Any]  # what a caller passed beside the group, by name: `x`, `w`, `w.1`, ..., and keywords
 WEIGHTS = tuple(indexed_name("w", index) for index in range(LONGEST_LIST))
@@ -97,7 +98,7 @@ def problem_of_call(
     )
     check_forms(name, problem)
     _check_beside(problem, group.rank, tensors)
-    return problem
+    return under_settings(problem)
 
 
 def with_weights(given: CallArguments) -> CallArguments:

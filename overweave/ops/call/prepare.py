@@ -27,13 +27,14 @@ from overweave.ops.call.prepared import (
     outputs_of,
 )
 from overweave.ops.call.row_map import maps_of
+from overweave.process_settings import current
 from overweave.runtime.backends import load
 from overweave.runtime.host.host import HostRun, as_matrices
 from overweave.runtime.library.calls import LibraryRun, is_library_plan
 from overweave.runtime.library.two_parts import takes_parts, whole
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
-from overweave.tuner.model.choose import Choice, choose, make_choice
+from overweave.tuner.model.choose import SWITCHED_OFF, Choice, choose, make_choice
 from overweave.tuner.space.space import Candidate, candidate_of, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.cache import agreed_knowledge
@@ -80,7 +81,7 @@ def _prepare(
         library = make_choice(
             problem, target, library_path(problem.operator), ("rule", f"{error.asked}: {error.found}")
         )
-        if plan is not None or choice.plan == library.plan:
+        if plan is not None or problem.batch_invariant or choice.plan == library.plan:
             raise
         warnings.warn(f"overweave: {error} Until then {problem.operator} takes the library path", stacklevel=5)
     return _prepared(problem, caller, tensors, library, call)
@@ -119,7 +120,9 @@ def _asked(problem: Problem, target: Target, plan: str) -> Choice:
     what = candidate_of(problem.operator, plan)
     why = _cannot(problem, target, what)
     if why:
-        raise InputError(f"{problem.operator} with plan {plan!r}", why, "Leave the choice to overweave")
+        cure = "Leave the choice to overweave"
+        cure = f"{cure}, or call under {SWITCHED_OFF}" if problem.batch_invariant else cure
+        raise InputError(f"{problem.operator} with plan {plan!r}", why, cure)
     return make_choice(problem, target, what, ("asked", "the caller asked for it"))
 
 
@@ -143,7 +146,7 @@ def _signature(problem: Problem, choice: Choice, gradients: str) -> bytes:
     done = "".join(f" then {ending}" for ending in problem.endings)
     done += f" in {problem.out_dtype}" if problem.out_dtype else ""
     done += f" with gradients of {gradients}" if gradients else ""
-    shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
+    shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}{current().words}"
     options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
     return f"{shape} by {choice.plan} {options}".strip().encode()
 
@@ -205,7 +208,8 @@ def _bound_in_capture(
         return found
     asked, cure = f"capture {problem.operator}", "Make the same call once before the capture"
     told = f"the first call of its kind cannot be prepared there ({next(filter(None, reasons))})"
-    if dist.get_backend(group.process_group) != NCCL or (built is not None and built.problem.strip):
+    has_library = dist.get_backend(group.process_group) == NCCL and not problem.batch_invariant
+    if not has_library or (built is not None and built.problem.strip):
         raise InputError(asked, told, cure)
     warnings.warn(f"{asked}: {told}; a library computes it. {cure}.", stacklevel=2)
     library = library_path(problem.operator)

@@ -38,6 +38,7 @@ from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import Group, create_subgroups, subgroup
 from overweave.memory.layout import lay_out, lay_out_packed
 from overweave.memory.lower import CopyStep, WaitStep, copy_steps, wait_steps, write_steps
+from overweave.process_settings import current
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.launcher import Launch, PlanWaits, supports_dependent_launch
 from overweave.runtime.gpu.replays import may_replay
@@ -198,9 +199,10 @@ class AuthorTiles(Protocol):
 
 
 def free_sms(device: torch.device, sms_beside: int) -> int:
-    """Return the SMs that a tile kernel may fill: all but those left to concurrent kernels and to copies."""
+    """Return the SMs that a tile kernel may fill: all but those left to concurrent kernels, to copies, and to others by
+    `ow.settings(sm_margin=)`; one at least."""
     sms: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return sms - sms_beside - sms_for_copies()
+    return max(1, sms - sms_beside - sms_for_copies() - current().sm_margin)
 
 
 class BoundPlan:

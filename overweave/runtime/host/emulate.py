@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor
 
 from overweave.ir.blocks import CUT_BY_MEMBER, memory_runs, regions_by_member, stored_shape
@@ -24,6 +26,7 @@ from overweave.ir.schedule import (
     OUTPUT,
     Buffer,
     Collective,
+    Compute,
     Copy,
     Get,
     Operation,
@@ -209,7 +212,9 @@ class HostCall:
                 target, arriving = view(destination), view(source)
                 target.copy_(target.float() + arriving.float() if isinstance(operation, ReducePut) else arriving)
         else:
-            run_with_epilogue(operation, self.plan.problem, view, (self.tensors, self.group))
+            is_by_rows = self.plan.problem.batch_invariant and isinstance(operation, Compute)
+            for part in one_row_each(operation) if is_by_rows else (operation,):
+                run_with_epilogue(part, self.plan.problem, view, (self.tensors, self.group))
         if store is not None:
             store()
 
@@ -302,6 +307,21 @@ class HostCall:
                 if (notify.pad, notify.rank, notify.signal) == (pad, self.group.rank, signal):
                     expected[operation.rank] += operation.instances
         return next((rank for rank, count in enumerate(expected) if arrived[rank] < count), -1)
+
+
+def one_row_each(compute: Compute) -> Iterator[Compute]:
+    """Yield the products of single rows: torch's matmul on a CPU has another order over k for other numbers of rows,
+    where the tile kernel that it stands for has one."""
+    columns = (compute.a, compute.out, compute.scales)
+    for parts in zip_longest(*columns):
+        for at in range(parts[0].shape[0]):
+            a, out, scales = (None if part is None else _row(part, at) for part in parts)
+            yield replace(compute, a=(a,), out=(out,), scales=() if scales is None else (scales,))
+
+
+def _row(region: Region, at: int) -> Region:
+    row = region.rows[0] + at
+    return replace(region, rows=(row, row + 1))
 
 
 def start_collective(operation: Collective, group: Group, sides: tuple[list[Tensor], list[Tensor]]) -> IsDone:

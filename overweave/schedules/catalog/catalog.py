@@ -48,7 +48,7 @@ from overweave.schedules.records.needs import PLAIN_PARTS, obstacle
 from overweave.schedules.records.options import Settings, settle
 from overweave.schedules.records.record import Method, MethodInputs, MethodRequest
 from overweave.schedules.tiles.order import tile_orders
-from overweave.schedules.tiles.shape import half_tiles, has_second_wave, tile_shape
+from overweave.schedules.tiles.shape import fixed_tiles, half_tiles, has_second_wave, tile_shape
 
 MAX_WORLD_SIZE = 1024
 GATHERED_WEIGHT = "gathered_w"  # a buffer: all rows of a weight that ranks have shards of
@@ -240,6 +240,8 @@ def _config(problem: Problem, method: Method, settings: Settings) -> MatmulConfi
     shards = [split.shard(rank) for rank in range(problem.world_size)]
     heights = [hi - lo for lo, hi in shards]
     candidates = settings.tiles(shapes_of_tiles(problem, settings.kernel, method.adds, settings.sums))
+    if problem.batch_invariant:
+        return fixed_tiles(problem.widths, settings.sms, candidates, problem.k)
     # Tiles of a ring of one wave would all run at once, and be summed and stored at once, too.
     is_one_wave = not has_second_wave(problem.m, problem.n, problem.world_size, settings.sms)
     if settings.half_tiles == "on" or (method.stores_round_a_ring and is_one_wave):

@@ -77,7 +77,9 @@ def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceCo
     tiles add, it only moves sums, on all SMs, behind the tiles.
     """
     if problem.of_rows is not None:
-        return row_shape(problem.result_rows(0), problem.n, settings.sms)
+        # The fewer rows a tile has, the fewer warps share a row, in another order: of a batch-invariant call one shape.
+        rows = 0 if problem.batch_invariant else problem.result_rows(0)
+        return row_shape(rows, problem.n, settings.sms)
     finishes = problem.sum_epilogue.steps != ()
     if method.adds is not None and method.adds.by == TILE_KERNEL:
         return reduction_shape(problem.m, problem.n, settings.sms, finishes)

@@ -12,7 +12,8 @@ from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_PEERS, MOST_WEIGH
 from overweave.ir.problem import Problem
 from overweave.schedules.communication import COPYING_KERNELS
 from overweave.schedules.records import needs
-from overweave.schedules.records.record import Method, MethodRequest, Need, Stage
+from overweave.schedules.records.options import TILE_SHAPE
+from overweave.schedules.records.record import ENDED_BY_OWNER, Method, MethodRequest, Need, Stage
 from overweave.schedules.tiles.shape import DTYPES
 
 DESCRIPTOR_BYTES = 16  # rows of bulk tensors, and of what kernels load at once, start at multiples of this
@@ -25,6 +26,7 @@ MOST_PACKED_BYTES, MOST_AMONG_FOUR = 8 << 20, 16 << 20
 MOST_SKINNY_ROWS = 64
 TILE_ROWS = 128  # of the usual tile: a piece of a shard holds at least one of them
 CUTS = ("own_pieces", "pieces")  # options that say in how many pieces a shard is moved, or summed
+ORDERS_OF_OWNERS = {"epilogue": ENDED_BY_OWNER[TILE_KERNEL]}  # by the option `sums`
 
 
 def _several(asked: MethodRequest) -> str:
@@ -242,6 +244,24 @@ def _unscaled(asked: MethodRequest) -> str:
     return "tiles that store block by block multiply without scales or epilogues of parts" if found else ""
 
 
+def of_batches(varies_with_rows: str) -> Need:
+    """Of a call whose bits of a row must not depend on the number of rows, where the setting asks for that.
+
+    varies_with_rows: why a method's do; empty where they do not. Options that shape tiles would give calls of other
+    rows other tiles: these are one for all rows (`fixed_tiles`).
+    """
+
+    def why(asked: MethodRequest) -> str:
+        if not asked.problem.batch_invariant:
+            return ""
+        if found := varies_with_rows or ORDERS_OF_OWNERS.get(str(asked.options.get("sums")), ""):
+            return f"not batch-invariant: {found}"
+        shaped = [name for name in (*TILE_SHAPE, "half_tiles") if name in asked.options]
+        return f"not batch-invariant: {shaped[0]}= shapes tiles, and all calls have the same" if shaped else ""
+
+    return Need("schedule", why)
+
+
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)
 TUNED_KERNELS, FAR_PAIRS = Need("choice", _tuned_kernels), Need("choice", _far_pairs)
 ALIGNED, PEER_ACCESS = Need("device", _rows_of_kernels), Need("device", _peer_memory)
@@ -290,6 +310,7 @@ def needs_of(method: Method, asked: MethodRequest) -> Iterator[Need]:
     if not method.is_plain:
         yield needs.SEVERAL
     yield needs.of_norms(method.norms, method.is_fused)
+    yield needs.of_batches(method.varies_with_rows)
     if method.has_kernels:
         yield needs.ALIGNED
         yield needs.TUNED_KERNELS

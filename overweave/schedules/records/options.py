@@ -106,7 +106,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return tuple(fitting) or candidates
 
     def _asked(self) -> dict[str, int]:
-        return {name: value for name, value in to_builtins(self).items() if name in _SHAPE and value is not None}
+        return {name: value for name, value in to_builtins(self).items() if name in TILE_SHAPE and value is not None}
 
     def tile(self, chosen: MatmulConfig) -> MatmulConfig:
         """The chosen tile shape, with whatever was asked for instead. Raises InputError for a tile it cannot run."""
@@ -125,7 +125,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return config
 
 
-_SHAPE = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n")
+TILE_SHAPE = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n")
 _BLOCKS = (16, 32, 64, 128, 256)
 ORDER = Option(
     name="order", default="ring", choices=("ring", "all_peers"), meaning="peers one after the other, or all at once"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.schedules.records.needs import DESCRIPTOR_BYTES, PEER_ACCESS, SEVERAL
-from overweave.schedules.records.record import Margin, MethodRequest, Need
+from overweave.ir.plan import LIBRARY
+from overweave.schedules.records.needs import DESCRIPTOR_BYTES, PEER_ACCESS, SEVERAL, of_batches
+from overweave.schedules.records.record import MULTIPLIED_BY_ROWS, Margin, MethodRequest, Need
 
 
 class Outside(Struct, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ def _of(name: str, why_off_cuda: str) -> tuple[Need, ...]:
         return why_off_cuda if asked.device is not None and asked.device.kind != "cuda" else ""
 
     said = (Need("device", SEVERAL.why), Need("device", known), Need("device", on_cuda))
-    return (*said, PEER_ACCESS, Need("device", _is_bare))
+    return (*said, of_batches(MULTIPLIED_BY_ROWS[LIBRARY]), PEER_ACCESS, Need("device", _is_bare))
 
 
 def _is_bare(asked: MethodRequest) -> str:

@@ -96,6 +96,23 @@ class Adds(Struct, frozen=True):
     precision: PartialSums = "float32"
 
 
+# Why the bits of a row depend on how many rows a call has, where they do: by who multiplies, by the order in which
+# parts are added, and by who adds. A row's owner, and the size of a library's call, depend on the number of rows.
+MULTIPLIED_BY_ROWS: Mapping[Engine, str] = {
+    LIBRARY: "the library picks the kernel of its matmul, and with it the order over k, by the number of rows"
+}
+ADDED_BY_ROWS: Mapping[AddingOrder, str] = {
+    "ring": "sums go round a ring that begins behind a row's owner",
+    "arrival": "parts are added as they arrive, in no order",
+    "library": "the library picks the order of its sums by their size",
+    "ways": "parts meet on their ways to a row's owner",
+}
+ENDED_BY_OWNER: Mapping[Engine, str] = {
+    TILE_KERNEL: "a row's owner adds its own product unrounded to parts of others that are rounded",
+    LIBRARY: "parts are added island by island, a row's owner's first",
+}
+
+
 class Margin(Struct, frozen=True):
     """What a plan must be predicted to gain over the library path before it is taken unmeasured."""
 
@@ -221,6 +238,14 @@ class Method(Struct, frozen=True, kw_only=True):
     def stores_round_a_ring(self) -> bool:
         """Whether tiles store sums straight at the next rank, whose tiles add to them."""
         return TILE_KERNEL in self.moves and self.adds is not None and self.adds.order == "ring"
+
+    @property
+    def varies_with_rows(self) -> str:
+        """Why the bits of a row depend on how many rows a call has; empty where they do not, of one shape of tiles."""
+        found = MULTIPLIED_BY_ROWS.get(self.multiplies, "")
+        if found or self.adds is None:
+            return found
+        return ADDED_BY_ROWS.get(self.adds.order, "") or ENDED_BY_OWNER.get(self.adds.by, "")
 
     def takes(self, option: str) -> bool:
         return any(known.name == option for known in self.options)

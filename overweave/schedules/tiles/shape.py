@@ -27,6 +27,7 @@ from overweave.ir.plan import (
     ReduceConfig,
     SkinnyConfig,
     narrow_width,
+    split_obstacle,
 )
 
 KernelChoice = Literal["portable", "hopper"]
@@ -45,6 +46,7 @@ STEP_US = 0.69
 STRADDLING_US = 0.0022
 
 
+FIXED_FOR_ROWS = 1024  # a guess between decoding and prefill: not measured
 LARGEST_TILE, HALF_A_TILE = 128 * 256, 128 * 128  # elements of the tile that most problems take, and of half of one
 
 
@@ -224,6 +226,14 @@ def tile_shape(
         return _waves(count_tiles(heights, cols, shape.config), sms, shape.config) * tile_time_us(shape, k)
 
     return min(candidates, key=time_us).config
+
+
+def fixed_tiles(cols: Columns, sms: int, candidates: tuple[TileShape, ...], k: int) -> MatmulConfig:
+    """Return one candidate for any number of rows, so that all are multiplied in one order over k: the quickest for
+    FIXED_FOR_ROWS of them. Tiles of the last wave stay whole: how many would be split depends on the rows."""
+    whole = tuple(replace(each, config=replace(each.config, split_n=1)) for each in candidates)
+    possible = tuple(each for each in whole if not split_obstacle(each.config))
+    return tile_shape((FIXED_FOR_ROWS,), cols, sms, possible or whole, k)
 
 
 def tile_time_us(shape: TileShape, k: int) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.problem import Problem
 from overweave.ir.tile_order import MULTIPLY
@@ -31,7 +32,7 @@ from overweave.tuner.space.space import (
     limit_pieces,
     reason_unsupported,
 )
-from overweave.tuner.space.target import Target
+from overweave.tuner.space.target import Target, under_settings
 from overweave.tuner.space.waves import fit_groups
 from overweave.tuner.store.cache import ChoiceSource, Knowledge, TableMatch, knowledge, ranked
 
@@ -201,9 +202,11 @@ def _too_small(problem: Problem) -> str:
 def choose(problem: Problem, target: Target, knowledge_of_group: Knowledge | None = None) -> Choice:
     """Return the plan for a problem on a target, with reasons. known: the measurements of a group; None: those of the
     host."""
-    if problem.world_size == 1 or not problem.m:
+    if not problem.m or (problem.world_size == 1 and not problem.batch_invariant):
         why = "a group of one has nothing to overlap" if problem.m else "there are no rows"
         return make_choice(problem, target, library_path(problem.operator), ("rule", why))
+    if problem.batch_invariant:
+        return _in_one_order(problem, target)
     entry = (knowledge_of_group or knowledge(target, problem.world_size, problem.operator)).find(problem)
     measured = _by_measurement(problem, target, entry) if entry else None
     if measured is not None:
@@ -213,9 +216,35 @@ def choose(problem: Problem, target: Target, knowledge_of_group: Knowledge | Non
     return _by_model(problem, target)
 
 
+SWITCHED_OFF = "ow.settings(batch_invariant=False)"
+
+
+def _in_one_order(problem: Problem, target: Target) -> Choice:
+    """Return the plan of a batch-invariant problem: of those with one order over k and over ranks, which all compute
+    the same bits, the quickest predicted one; where nothing is predicted the one of the size rule, else the first.
+
+    Raises InputError where there is none.
+    """
+    weighed = rank_candidates(problem, target, is_thorough=False)
+    able = [each for each in weighed if not each.obstacle]
+    # In a group of one, and on GPUs that no kernel is tuned for, others would be quicker, but in no one order.
+    able = able or [each for each in weighed if not reason_unsupported(problem, target, each.candidate, "device")]
+    asked = f"{problem.operator} of {problem.extents} {problem.dtype} under ow.settings(batch_invariant=True)"
+    if not able:
+        found = reason_unsupported(problem, target, candidate(problem.record.size_rule.overlapped, {}), "device")
+        raise InputError(asked, found or "no plan has one order over k and ranks", f"Call under {SWITCHED_OFF}")
+    usual = candidate(problem.record.size_rule.overlapped, {})
+    best = min(able, key=lambda each: (each.us, each.candidate != usual))
+    rejected = tuple((str(each.candidate), each.obstacle) for each in weighed if each.obstacle)
+    what = "the quickest predicted" if best.predicted_us is not None else "the usual"
+    why = f"calls are batch-invariant, and it is {what} plan of one order over k and over ranks"
+    because: tuple[ChoiceSource, str] = ("rule" if best.predicted_us is None else "model", why)
+    return make_choice(problem, target, best.candidate, because, rejected)
+
+
 def explain_choice(problem: Problem, target: Target) -> Choice:
     """Return the choice with all that is known of every candidate."""
-    known = knowledge(target, problem.world_size, problem.operator)
+    problem, known = under_settings(problem), knowledge(target, problem.world_size, problem.operator)
     found = known.find(problem)
     times = {str(time.candidate): time.us for time in found.entry.times} if found else {}
     weights: dict[str, Weighed[str]] = {}

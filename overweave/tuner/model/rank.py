@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from math import inf
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
@@ -55,9 +55,18 @@ def rank_candidates(problem: Problem, target: Target, is_thorough: bool = True) 
     """Return every candidate in the order of the space, with predictions for the problem's bucket, which are cached.
 
     is_thorough: simulate them all; else, as in a first call, search from the first of each family that is not far
-    behind to its best, option by option. Both predict the same for a candidate.
+    behind to its best, option by option. Both predict the same for a candidate. Of a batch-invariant problem they are
+    predicted as of another one, in tiles for its rows.
     """
-    return _rank_candidates(bucket_problem(problem), target, is_thorough, tuple(METHODS))
+    usual = replace(problem, batch_invariant=UNSET)
+    ranked = _rank_candidates(bucket_problem(usual), target, is_thorough, tuple(METHODS))
+    return tuple(_held_to(problem, target, each) for each in ranked) if problem.batch_invariant else ranked
+
+
+def _held_to(problem: Problem, target: Target, weighed: Weighed[Candidate]) -> Weighed[Candidate]:
+    """Return a candidate that a problem refuses without a prediction."""
+    why = weighed.obstacle or reason_unsupported(problem, target, weighed.candidate)
+    return replace(weighed, predicted_us=None, obstacle=why) if why else weighed
 
 
 class Baseline(Struct, frozen=True):

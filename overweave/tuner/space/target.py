@@ -24,11 +24,13 @@ from overweave.hardware.cards import (
 )
 from overweave.hardware.machine import Machine, PeerAccess, decode, load, names
 from overweave.hardware.multicast import nccl_uses_it
+from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.board.islands import Islands
 from overweave.memory.cuda.card import gpu_of, has_multicast
 from overweave.memory.cuda.heap import group_has_peer_access, has_peer_access, islands_have_peer_access
 from overweave.memory.group import Group, OfGroup
+from overweave.process_settings import current
 from overweave.schedules.records.record import Method
 from overweave.tuner.caches import cache_folders, read_cached_if_readable, save_file
 
@@ -181,7 +183,23 @@ def target_of(device: torch.device, group: Group | None = None) -> Target:
     found = machine_of(gpu) if group is None else agreed_machine(group, gpu)
     inside = reaches if group is None or not parted else islands_have_peer_access(group, device)
     hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
-    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, inside, several)
+    return with_margin(Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, inside, several))
+
+
+def under_settings(problem: Problem) -> Problem:
+    """Return a problem as `ow.settings` asks for it."""
+    return replace(problem, batch_invariant=True) if current().batch_invariant and problem.m else problem
+
+
+def with_margin(target: Target) -> Target:
+    """Return the target less the SMs that `ow.settings(sm_margin=)` leaves free. Raises InputError if none are left."""
+    margin = current().sm_margin
+    if target.kind == "cpu" or not margin:
+        return target
+    if margin >= target.sms:
+        cure = f"Set at most {target.sms - 1}: ow.settings(sm_margin=)"
+        raise InputError(f"leave {margin} SMs free", f"{target.name} has {target.sms}", cure)
+    return replace(target, sms=target.sms - margin)
 
 
 def target_on(machine: Machine, found: MachineMatch | None = None, world_size: int = 1) -> Target:
@@ -194,7 +212,7 @@ def target_on(machine: Machine, found: MachineMatch | None = None, world_size: i
     several = () if islands.is_one else islands.members
     reaches = machine.peer_access and not several
     target = Target("cuda", machine.processor.sms, is_hopper, name, reaches, found)
-    return replace(target, parted=islands.parted, island_access=machine.peer_access, islands=several)
+    return with_margin(replace(target, parted=islands.parted, island_access=machine.peer_access, islands=several))
 
 
 def over_hosts(target: Target, world_size: int) -> Target:

@@ -12,6 +12,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
 from overweave.memory.cuda.heap import OVERLAPPING
 from overweave.memory.split_k import SharedShares
+from overweave.process_settings import settings
 from overweave.runtime.gpu.bound import free_sms
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.bind import LINK_INTERVAL_NS, STRIP_BYTES, peer_store_interval_ns
@@ -39,6 +40,8 @@ def test_kernels_that_wait_leave_sms_to_copies_between_ranks_of_one_gpu(
     monkeypatch.setenv(OVERLAPPING, allowed)
     assert free_sms(torch.device("cuda"), 0) == tiles
     assert free_sms(torch.device("cuda"), 8) == tiles - 8
+    with settings(sm_margin=16):
+        assert free_sms(torch.device("cuda"), 8) == tiles - 24
     assert reduction_programs(ReduceConfig(), 1000) == sums
 
 
