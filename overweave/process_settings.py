@@ -21,7 +21,7 @@ MOST_MARGIN = 1 << 10
 BATCH_INVARIANT, SM_MARGIN = ("OVERWEAVE_BATCH_INVARIANT", "VLLM_BATCH_INVARIANT"), "OVERWEAVE_SM_MARGIN"
 
 
-class Settings(NamedTuple):
+class ProcessSettings(NamedTuple):
     """The values that hold. A call's key has them, so that a call that was prepared under others is prepared again."""
 
     batch_invariant: bool = False
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
         return "".join(f" under {name}={value}" for name, value, default in values if value != default)
 
 
-def of_environment(variables: Mapping[str, str]) -> Settings:
+def of_environment(variables: Mapping[str, str]) -> ProcessSettings:
     """Return the settings that environment variables ask for. Raises InputError."""
     for name in BATCH_INVARIANT:
         if variables.get(name, "") not in ("", "0", "1"):
@@ -45,17 +45,17 @@ def of_environment(variables: Mapping[str, str]) -> Settings:
     margin = variables.get(SM_MARGIN, "") or "0"
     if not (margin.isascii() and margin.isdecimal() and int(margin[:9]) <= MOST_MARGIN):
         raise InputError(SM_MARGIN, f"got {margin[:40]!r}", f"Set it to a number of SMs, 0 to {MOST_MARGIN}")
-    return Settings(any(variables.get(name) == "1" for name in BATCH_INVARIANT), int(margin))
+    return ProcessSettings(any(variables.get(name) == "1" for name in BATCH_INVARIANT), int(margin))
 
 
-_HELD: list[Settings] = []  # at most one: read from the environment when it is first asked for
+HELD: list[ProcessSettings] = []  # at most one: read from the environment when it is first asked for
 
 
-def current() -> Settings:
+def current() -> ProcessSettings:
     """Return the settings of this process. Raises InputError for a variable that has no such value."""
-    if not _HELD:
-        _HELD.append(of_environment(os.environ))
-    return _HELD[0]
+    if not HELD:
+        HELD.append(of_environment(os.environ))
+    return HELD[0]
 
 
 class settings:  # noqa: N801 - called as a function
@@ -78,16 +78,16 @@ class settings:  # noqa: N801 - called as a function
         if sm_margin is not None and not (is_number and 0 <= sm_margin <= MOST_MARGIN):
             raise InputError("settings", f"sm_margin={sm_margin!r:.40}", f"Pass a number of SMs, 0 to {MOST_MARGIN}")
         before = self._before
-        _HELD[0] = Settings(
+        HELD[0] = ProcessSettings(
             before.batch_invariant if batch_invariant is None else batch_invariant,
             before.sm_margin if sm_margin is None else sm_margin,
         )
 
-    def __enter__(self) -> Settings:
+    def __enter__(self) -> ProcessSettings:
         return current()
 
     def __exit__(self, *failure: object) -> None:
-        _HELD[0] = self._before
+        HELD[0] = self._before
 
     def __str__(self) -> str:
         return str(current())

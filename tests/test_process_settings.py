@@ -6,7 +6,7 @@ import pytest
 
 import overweave as ow
 from overweave.errors import InputError
-from overweave.process_settings import MOST_MARGIN, Settings, current, of_environment
+from overweave.process_settings import MOST_MARGIN, ProcessSettings, current, of_environment
 from overweave.tuner.space.target import Target, with_margin
 
 
@@ -22,13 +22,13 @@ def test_a_block_gives_back_what_it_found():
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, Settings()),
-        ({"OVERWEAVE_BATCH_INVARIANT": "1"}, Settings(batch_invariant=True)),
-        ({"OVERWEAVE_BATCH_INVARIANT": "0", "VLLM_BATCH_INVARIANT": "1"}, Settings(batch_invariant=True)),
-        ({"OVERWEAVE_SM_MARGIN": "16", "VLLM_BATCH_INVARIANT": ""}, Settings(sm_margin=16)),
+        ({}, ProcessSettings()),
+        ({"OVERWEAVE_BATCH_INVARIANT": "1"}, ProcessSettings(batch_invariant=True)),
+        ({"OVERWEAVE_BATCH_INVARIANT": "0", "VLLM_BATCH_INVARIANT": "1"}, ProcessSettings(batch_invariant=True)),
+        ({"OVERWEAVE_SM_MARGIN": "16", "VLLM_BATCH_INVARIANT": ""}, ProcessSettings(sm_margin=16)),
     ],
 )
-def test_variables(variables: dict[str, str], expected: Settings):
+def test_variables(variables: dict[str, str], expected: ProcessSettings):
     assert of_environment(variables) == expected
 
 

@@ -110,7 +110,7 @@ def test_tiles_that_store_block_by_block_do_nothing_to_parts():
 
 def test_who_has_no_sums_takes_none_of_sums_parts_and_rows():
     for form in ({"epilogue": PARTS}, {"rows": ROWS}):
-        with pytest.raises(InputError, match="would be of products"):
+        with pytest.raises(InputError, match="would apply to products"):
             build("all_gather_matmul.push", problem("all_gather_matmul", **form), {})
 
 

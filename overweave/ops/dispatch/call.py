@@ -33,7 +33,7 @@ from overweave.ops.call.row_map import refuse_maps
 from overweave.ops.call.side_by_side import side_by_side
 from overweave.ops.call.surroundings import PRE_DISPATCH, is_read_by_compiler, waited
 from overweave.ops.dispatch.route import by_dispatcher
-from overweave.process_settings import current
+from overweave.process_settings import HELD, current
 
 # C functions for the state of tracers and autocast: every call checks it.
 _is_recorded, _is_dispatched = get_tracing_state, len_torch_dispatch_stack
@@ -111,7 +111,8 @@ def look_up(operator: Operator, group: Group, arguments: CallArguments) -> tuple
     that follow raise. Raises InputError for tensors that a key cannot distinguish.
     """
     needs_gradient, calls = torch.is_grad_enabled(), CALLS.get(group.process_group)
-    key_parts: list[object] = [operator.name, len(arguments), *current()]
+    settings = HELD[0] if HELD else current()  # every call comes here: a function costs time
+    key_parts: list[object] = [operator.name, len(arguments), *settings]
     is_counted = arguments.get(COUNTS) is not None and operator.exchanges
     tensors: Tensors = {}
     try:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from msgspec.structs import replace
 from torch import Tensor
 
 from overweave.ir.blocks import CUT_BY_MEMBER, memory_runs, regions_by_member, stored_shape
@@ -39,7 +37,7 @@ from overweave.memory.board.records import Pause
 from overweave.memory.group import Group, subgroup
 from overweave.memory.host.workspace import HostSlot, HostWorkspace, try_run_locked
 from overweave.memory.layout import SlotLayout, lay_out
-from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
+from overweave.runtime.library.epilogue import finish_sum, one_row_each, run_with_epilogue
 from overweave.runtime.library.library import View, as_movable
 from overweave.runtime.scheduler import Agenda, PendingStep, StepQueue, step_queues
 from overweave.runtime.trace import Stopwatch
@@ -212,8 +210,8 @@ class HostCall:
                 target, arriving = view(destination), view(source)
                 target.copy_(target.float() + arriving.float() if isinstance(operation, ReducePut) else arriving)
         else:
-            is_by_rows = self.plan.problem.batch_invariant and isinstance(operation, Compute)
-            for part in one_row_each(operation) if is_by_rows else (operation,):
+            is_invariant = self.plan.problem.batch_invariant
+            for part in one_row_each(operation) if is_invariant and isinstance(operation, Compute) else (operation,):
                 run_with_epilogue(part, self.plan.problem, view, (self.tensors, self.group))
         if store is not None:
             store()
@@ -307,21 +305,6 @@ class HostCall:
                 if (notify.pad, notify.rank, notify.signal) == (pad, self.group.rank, signal):
                     expected[operation.rank] += operation.instances
         return next((rank for rank, count in enumerate(expected) if arrived[rank] < count), -1)
-
-
-def one_row_each(compute: Compute) -> Iterator[Compute]:
-    """Yield the products of single rows: torch's matmul on a CPU has another order over k for other numbers of rows,
-    where the tile kernel that it stands for has one."""
-    columns = (compute.a, compute.out, compute.scales)
-    for parts in zip_longest(*columns):
-        for at in range(parts[0].shape[0]):
-            a, out, scales = (None if part is None else _row(part, at) for part in parts)
-            yield replace(compute, a=(a,), out=(out,), scales=() if scales is None else (scales,))
-
-
-def _row(region: Region, at: int) -> Region:
-    row = region.rows[0] + at
-    return replace(region, rows=(row, row + 1))
 
 
 def start_collective(operation: Collective, group: Group, sides: tuple[list[Tensor], list[Tensor]]) -> IsDone:

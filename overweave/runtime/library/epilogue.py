@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from msgspec.structs import replace
 
 from overweave.compat.torch_names import scaled_mm
 from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
 from overweave.ir.operators.forms import GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z, input_of
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
+from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce, Region
 from overweave.memory.group import Group
 from overweave.runtime.library.library import (
     End,
@@ -246,3 +248,18 @@ def _stores_sums(operation: Operation, problem: Problem) -> bool:
     return isinstance(operation, Reduce | Copy | Collective) or (
         isinstance(operation, Compute) and problem.world_size == 1
     )
+
+
+def one_row_each(compute: Compute) -> Iterator[Compute]:
+    """Yield the products of single rows: torch's matmul on a CPU has another order over k for other numbers of rows,
+    where the tile kernel that it stands for has one."""
+    columns = (compute.a, compute.out, compute.scales)
+    for parts in zip_longest(*columns):
+        for at in range(parts[0].shape[0]):
+            a, out, scales = (None if part is None else _row(part, at) for part in parts)
+            yield replace(compute, a=(a,), out=(out,), scales=() if scales is None else (scales,))
+
+
+def _row(region: Region, at: int) -> Region:
+    row = region.rows[0] + at
+    return replace(region, rows=(row, row + 1))
