@@ -31,7 +31,9 @@ from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import altered, exchange, put, sums, take, total
 
 pytestmark = pytest.mark.slow
-SEEDS = range(2, 10)  # in turn, until one breaks what the rule finds: which plans a seed breaks changes with the catalog
+SEEDS = range(
+    2, 10
+)  # in turn, until one breaks what the rule finds: which plans a seed breaks changes with the catalog
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.make.__name__)
