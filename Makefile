@@ -10,7 +10,7 @@ export $(shell sed '/^#/d; s/=.*//' $(NO_MULTICAST))
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist docs docs-serve demo test size newest tiers fast slow torch-test nightly nightly-newest nightly-list adapters-test lint format gpu-test bench clean
+.PHONY: dist docs docs-serve demo test size newest newest-compiles newest-interprets tiers fast slow torch-test nightly nightly-newest nightly-list adapters-test lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
@@ -23,7 +23,12 @@ test: .venv/stamp        ## everything that needs no GPU: lint and types beside 
 NEWEST := .triton-3.9.0
 WITH_NEWEST := PYTHONPATH=$(NEWEST) TRITON_CACHE_DIR=$(NEWEST)/cache $(PYTEST) -p no:cacheprovider -W ignore::UserWarning
 newest: $(NEWEST)/triton/__init__.py
+	$(MAKE) --jobs 2 newest-compiles newest-interprets
+
+newest-compiles:
 	$(WITH_NEWEST) tests/runtime/gpu/test_launcher.py tests/compat
+
+newest-interprets:
 	TRITON_INTERPRET=1 $(WITH_NEWEST) --part=1/18 tests/runtime/interpreted_kernels.py tests/runtime/interpreted_table.py
 	TRITON_INTERPRET=1 $(WITH_NEWEST) tests/runtime/interpreted_bits.py
 

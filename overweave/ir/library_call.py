@@ -50,8 +50,8 @@ def library_obstacle(operation: Operation, buffers: Buffers) -> str:
 
 
 def call_sides(part: Collective, buffers: Buffers) -> tuple[CollectiveSide, CollectiveSide] | str:
-    """Return what one call sends and receives for a rank's part of a collective, or why one call cannot do it. The call
-    takes one contiguous span at each side, and cuts it into equal parts by itself."""
+    """Return what one library call sends and receives for a rank's part of a collective of permuted blocks, or why one
+    call cannot do it. The call takes one contiguous span of memory at each side, and cuts it into equal parts."""
     if part.finishes:
         return "finishes sums in permuted blocks; finish them where they lie row by row"
     if part.function == "all_reduce" and part.sources != part.destinations:
@@ -63,7 +63,7 @@ def call_sides(part: Collective, buffers: Buffers) -> tuple[CollectiveSide, Coll
         return source if isinstance(source, str) else str(target)
     if source.part_size != target.part_size:
         sizes = f"sends parts of {source.part_size} elements and gets parts of {target.part_size}"
-        return f"its blocks have cells of another size there: it {sizes}"
+        return f"its blocks are padded to another size at the destination: it {sizes}"
     return source, target
 
 

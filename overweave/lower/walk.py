@@ -43,6 +43,7 @@ class _Walk(MeshWork):
     blocks of peers land. shared: where peers pull from."""
 
     def __init__(self, name: str, found: Read, path: LoweringPath, dims: tuple[int, ...]) -> None:
+        """found: the loop nest as it was read. dims: what each dimension of a tensor is: batch 0, rows 1, columns 2."""
         super().__init__(name, found.mesh, path, found.op.dtype)
         self.read, self.dims = found, dims
         self.given = {name: inner(placed, dims) for name, placed in found.homes.items()}

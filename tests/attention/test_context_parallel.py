@@ -266,7 +266,7 @@ def with_an_absent_rank(plan: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["per_shard", "ring", "double_ring"])
+@pytest.mark.parametrize("plan", ["per_shard", "ring", pytest.param("double_ring", marks=pytest.mark.nightly)])
 def test_who_waits_for_an_absent_rank_says_so(plan: str):
     told = run_ranks(with_an_absent_rank, 3, plan, group_timeout_s=1.0)
     assert told == ["PeerTimeout", "absent", "PeerTimeout"]

@@ -11,7 +11,8 @@ from campaigns.lint.spills import beyond
 from tools.aot import compile_kernel
 from tools.ptx_lint.lint import lint
 
-pytestmark = pytest.mark.slow
+# `make newest` runs them by day; of the pinned Triton others compile by day (tests/runtime/gpu, tests/compiler).
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 CONFIGURATIONS = 12
 
 

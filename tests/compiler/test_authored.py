@@ -19,9 +19,9 @@ pytestmark = pytest.mark.slow
 
 
 FILES = {  # which, in how many parts, and what of them is chosen
-    "authored_table": (24, ""),
-    "authored_calls authored_spelled authored_forms": (12, ""),
-    "untruths/exact_on_ranks": (12, "-3]"),
+    "authored_table": (48, ""),
+    "authored_calls authored_spelled authored_forms": (24, ""),
+    "untruths/exact_on_ranks": (24, "-3]"),
 }
 
 

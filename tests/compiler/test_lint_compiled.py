@@ -294,7 +294,7 @@ def test_a_partition_that_tells_before_all_its_threads_know_of_the_stores_is_fou
     [
         (HOPPER, Variant(), Epilogue(), 1),
         pytest.param(HOPPER, Variant(), Epilogue(), 3, marks=pytest.mark.nightly),
-        (GATED["hopper"][0].config, Variant(two_sources=False), SWIGLU, 1),
+        pytest.param(GATED["hopper"][0].config, Variant(two_sources=False), SWIGLU, 1, marks=pytest.mark.nightly),
     ],
 )
 def test_what_a_program_waits_for_first_is_under_way_before_its_barriers_are_made(

@@ -30,7 +30,7 @@ def test_a_kernel_is_short(file: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["1/4", *(pytest.param(f"{k}/4", marks=pytest.mark.nightly) for k in range(2, 5))])
+@pytest.mark.parametrize("part", ["1/8", *(pytest.param(f"{k}/8", marks=pytest.mark.nightly) for k in range(2, 9))])
 def test_kernels_on_ranks(part: str):
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}"]
     command.append("tests/examples/interpreted_tile_kernels.py")

@@ -56,7 +56,7 @@ def test_blocks_that_lie_side_by_side_are_one_call():
         (call("all_reduce", blocks("staged", 0, 2), blocks("got", 0, 2)), "adds in place"),
         (call("all_reduce", blocks("staged", 0, 2), blocks("staged", 2, 0)), "adds in place"),
         (call("all_reduce", *(blocks("staged", 0),) * 2, finishes=True), "finishes sums in permuted blocks"),
-        (call("all_gather", blocks("staged", 0, 2), blocks("got", 0, 2)), "cells of another size"),
+        (call("all_gather", blocks("staged", 0, 2), blocks("got", 0, 2)), "padded to another size"),
     ],
     ids=["apart", "gap", "in another order", "two buffers", "elsewhere", "turned", "finished", "sizes"],
 )

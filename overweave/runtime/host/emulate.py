@@ -376,21 +376,22 @@ class CallMemory:
 
     def as_matrices(self, operation: Operation) -> tuple[View, Callable[[], None]]:
         """Return a view of the operation's regions as matrices, and a function that stores results from these."""
-        seen: dict[Region, Tensor] = {}
+        copies: dict[Region, Tensor] = {}
 
         def matrix(region: Region) -> Tensor:
+            """A view; of a permuted buffer a copy in the order of its matrix, which `store` writes back."""
             if region.buffer not in self._program.permuted:
                 return self.view(region)
-            if region not in seen:
-                seen[region] = torch.empty(region.shape, dtype=self.whole(region.buffer, region.rank).dtype)
-                for part, view_in_memory in self._pieces(region, seen[region]):
+            if region not in copies:
+                copies[region] = torch.empty(region.shape, dtype=self.whole(region.buffer, region.rank).dtype)
+                for part, view_in_memory in self._pieces(region, copies[region]):
                     part.copy_(view_in_memory)
-            return seen[region]
+            return copies[region]
 
         def store() -> None:
             for region in operation.writes:
-                if region in seen:
-                    for part, view_in_memory in self._pieces(region, seen[region]):
+                if region in copies:
+                    for part, view_in_memory in self._pieces(region, copies[region]):
                         view_in_memory.copy_(part)
 
         return matrix, store

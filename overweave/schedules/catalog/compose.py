@@ -83,6 +83,11 @@ class MatmulFootprint(Struct, frozen=True, kw_only=True):
             yield replace(self, b=b, out=out, more=())._compute(named, next(tiles))
 
     def _compute(self, chunk: MatmulChunk, tiles: int) -> Compute:
+        """Return the Compute of a chunk by weight `b`, in so many tiles.
+
+        The chunk's region is what it reads where `a` is not set, and where its product is stored where `out` is not
+        set, unless `places` say otherwise. Its `cols` are a range of the reduced axis, so rows of `b`.
+        """
         rank, rows = chunk.rank, chunk.rows
         stored = region(self.out, rank, rows) if self.out else (*chunk.places, chunk.region)[0]
         return Compute(

@@ -20,6 +20,8 @@ _Obstacle = tuple[str, str] | None  # what was found, and the cure
 
 
 def _of_operator(problem: Problem) -> _Obstacle:
+    """Of a form that the operator does not take, or a registered epilogue at a stage (product, part, sum, row) at which
+    that does not apply."""
     allowed = problem.record.forms.allowed
     for form in FORMS:
         if form not in allowed and problem.words.intersection(form.words):
@@ -29,7 +31,7 @@ def _of_operator(problem: Problem) -> _Obstacle:
         place = problem.place_of(each)
         if place not in each.form.where:
             places = " and ".join(f"{one}s" for one in each.form.where)
-            return f"{each.name} is of {places}, and would be of {place}s of {problem.operator}", "Leave it out"
+            return f"{each.name} applies to {places}; in {problem.operator} it would apply to {place}s", "Leave it out"
     return None
 
 

@@ -499,7 +499,12 @@ def wait_for_all_writers(operations: Iterable[Operation], replaced: ReplacedSign
 
 
 def _waits(operation: Operation, replaced: ReplacedSignals) -> Iterator[Wait]:
-    """Yield the waits of an operation. A sum runs after its own rank's tiles: it needs no further waits for these."""
+    """Yield the waits of an operation, where tiles notify for other chunks than their own.
+
+    A tile that lies across several chunks notifies for the first of them alone. So a wait for a chunk becomes waits for
+    the signals of every chunk for which its tiles notify. A sum starts after all tiles of its rank: of those it keeps
+    the wait for the chunk's own signal, if there is one.
+    """
     for wait in operation.waits:
         own = {SignalSlot(operation.rank, wait.pad, signal) for signal in range(*wait.signals)}
         if not own & replaced.keys():

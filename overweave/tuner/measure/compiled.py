@@ -177,8 +177,9 @@ def is_auto(choice: object) -> bool:
     return isinstance(choice, str) and choice.endswith(AUTO) and choice.split() == [choice]
 
 
-def is_member(way: KernelWay, choices: Mapping[str, ScheduleChoice], configs: tuple[Constants, ...]) -> bool:
-    """Whether the tuner could have tried a way: a file's other ways are not run."""
+def is_in_search_space(way: KernelWay, choices: Mapping[str, ScheduleChoice], configs: tuple[Constants, ...]) -> bool:
+    """Whether a way lies in the search space of these choices and configurations. A tuning file that holds any
+    other way is ignored as a whole."""
     exchanges = dict(way.exchanges)
     return (
         way.constants in configs
@@ -314,7 +315,7 @@ def read_tuning(
 
     def read(data: bytes) -> TunedTimes:
         tuning = msgspec.json.decode(data, type=TunedTimes)
-        strange = [each.way for each in tuning.times if not is_member(each.way, choices, configs)]
+        strange = [each.way for each in tuning.times if not is_in_search_space(each.way, choices, configs)]
         if tuning.key != key or strange or not tuning.times:
             raise InputError("compiled kernel", f"it names what nobody could have measured: {strange[:1]}", "")
         return tuning

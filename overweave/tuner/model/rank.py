@@ -62,23 +62,27 @@ def rank_candidates(problem: Problem, target: Target, is_thorough: bool = True) 
 
 class Baseline(Struct, frozen=True):
     """What candidates are held against: the library path's time for a problem. doubt: of the machine that was predicted
-    on (hardware/cards.py). is_parted: between islands, where no plan was ever measured."""
+    on (hardware/cards.py). spans_islands: between islands, where no plan was ever measured."""
 
     problem: Problem
     us: float
     doubt: float = 1.0
-    is_parted: bool = False
+    spans_islands: bool = False
 
 
 def cold_choice(
-    weighed: tuple[Weighed[Candidate], ...], problem: Problem, doubt: float = 1.0, is_parted: bool = False
+    weighed: tuple[Weighed[Candidate], ...], problem: Problem, doubt: float = 1.0, spans_islands: bool = False
 ) -> Weighed[Candidate]:
-    """Return the candidate with the least `handicapped_us`. Raises InputError if not even the library path can run.
-    doubt, is_parted: as of a Baseline."""
+    """Choose by predicted times alone, without a measurement of this problem: the least `handicapped_us`.
+
+    doubt: factor on the margins that candidates must gain over the library path, above 1 on a machine on which nothing
+    was measured. spans_islands: whether ranks of the group do not reach each other's memory. Raises InputError if not
+    even the library path can run.
+    """
     library = next(each for each in weighed if each.candidate.is_plain(problem.operator))
     if library.predicted_us is None:
         raise InputError(f"choose a plan of {problem.operator}", library.obstacle, "Split the problem, or name a plan")
-    baseline = Baseline(problem, library.predicted_us, doubt, is_parted)
+    baseline = Baseline(problem, library.predicted_us, doubt, spans_islands)
     return min(weighed, key=lambda each: handicapped_us(each.candidate, each.us, baseline))
 
 
@@ -97,10 +101,10 @@ def handicapped_us(candidate: Candidate, us: float, baseline: Baseline) -> float
 def _required_gain_us(candidate: Candidate, baseline: Baseline) -> float:
     """Return by how much a candidate must be ahead of the library path, which itself owes nothing."""
     operator = baseline.problem.operator
-    if candidate == library_path(operator) or (candidate.is_plain(operator) and not baseline.is_parted):
+    if candidate == library_path(operator) or (candidate.is_plain(operator) and not baseline.spans_islands):
         return 0.0
     margin, unmeasured = candidate.margin(baseline.problem), NOT_MEASURED.margin
-    if baseline.is_parted:
+    if baseline.spans_islands:
         margin = Margin(max(margin.us, unmeasured.us), max(margin.share, unmeasured.share))
     return max(baseline.doubt, 1.0) * (margin.us + margin.share * baseline.us)
 

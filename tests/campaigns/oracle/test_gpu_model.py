@@ -57,7 +57,7 @@ def test_both_say_alike_how_a_plan_is_launched():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.nightly)])
 def test_right_plans_end_in_order_and_bind(every: int):
     assert len(plans()) > 150
     assert [found for plan in plans()[::every] if (found := hang(plan) or race(plan) or obstacle(plan))] == []
@@ -90,14 +90,14 @@ def test_a_read_before_its_write_is_seen():
 
 @pytest.mark.slow
 def test_no_wrong_plan_is_accepted():
-    tallies = plan_mutations.campaign(25, seed=41)
+    tallies = plan_mutations.campaign(14, seed=41)
     assert len(tallies) == len(MUTATIONS) >= 14
     for name, tally in tallies.items():
         assert tally.wrong_accepted == [], name
-        assert tally.mutants == 25
+        assert tally.mutants == 14
     for name in ("residency_without_tiles", "premise_of_launch", *broken_plans.NEVER_RIGHT):
-        assert tallies[name].wrong_refused >= 5, name
-    assert sum(tally.right_accepted for tally in tallies.values()) > 60
+        assert tallies[name].wrong_refused >= 3, name
+    assert sum(tally.right_accepted for tally in tallies.values()) > 30
 
 
 def test_another_checkout_is_asked_what_it_thinks():

@@ -9,7 +9,7 @@ import pytest
 from campaigns.torch.graph_fuzz import failures, load_compiler
 from campaigns.torch.graph_programs import CHECKPOINTS, STEPS, program
 
-COUNT, DRAWN = 12, 100
+COUNT, DRAWN = 6, 100
 ONCE_WRONG = (103,)  # a sum in place of a bias that a saved product had yet to read
 
 

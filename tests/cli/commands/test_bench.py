@@ -115,11 +115,8 @@ def ended_in_the_middle(command: list[str], out: Path, number: int) -> subproces
     return subprocess.CompletedProcess(command, started.returncode, "", told)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number",
-    [*(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_what_a_bench_has_finished_outlives_it_and_its_ranks_do_not(number, tmp_path, monkeypatch, capsys):
     shapes, out, table = tmp_path / "shapes.json", tmp_path / "mlp.it.json", tmp_path / "table.json"
     large = {"name": "large", "m": 4096, "n": 4096, "k": 4096}  # for which the test does not wait

@@ -31,9 +31,8 @@ from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import altered, exchange, put, sums, take, total
 
 pytestmark = pytest.mark.slow
-SEEDS = range(
-    2, 10
-)  # in turn, until one breaks what the rule finds: which plans a seed breaks changes with the catalog
+# In turn, until one breaks what the rule finds: which plans a seed breaks changes with the catalog.
+SEEDS = range(2, 10)
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.make.__name__)
@@ -89,14 +88,14 @@ def test_valid_schedules_are_proven():
 
 @pytest.mark.slow
 def test_no_wrong_mutant_is_accepted():
-    tallies = verify_mutations.campaign(per_class=25, seed=99)
+    tallies = verify_mutations.campaign(per_class=12, seed=99)
     assert len(tallies) == len(MUTATIONS) >= 12
     for name, tally in tallies.items():
         assert tally.wrong_accepted == [], name
         assert tally.disputed == [], name
-        assert tally.mutants + tally.unfinished == 25
-    assert sum(tally.wrong_refused for tally in tallies.values()) > 200
-    assert sum(tally.right_accepted for tally in tallies.values()) > 50
+        assert tally.mutants + tally.unfinished == 12
+    assert sum(tally.wrong_refused for tally in tallies.values()) > 100
+    assert sum(tally.right_accepted for tally in tallies.values()) > 25
 
 
 def test_a_hole_in_the_proof_would_be_seen():

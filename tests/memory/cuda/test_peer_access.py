@@ -87,7 +87,11 @@ def of_islands() -> list[object]:
         dist.all_gather(starts, torch.tensor([tensor.data_ptr()]), group=process_group)
         return SimpleNamespace(buffer_ptrs=[int(start) for start in starts])
 
-    group, mapping = resolve(None), SimpleNamespace(empty=torch.empty, rendezvous=rendezvous)
+    def empty(size: int, **options: Any) -> torch.Tensor:
+        """At an address of its own: forked ranks may allocate at the same one, which no two mappings of a rank have."""
+        return torch.empty(size + 64, **options)[16 * dist.get_rank() :][:size]
+
+    group, mapping = resolve(None), SimpleNamespace(empty=empty, rendezvous=rendezvous)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heap, "islands_have_peer_access", lambda group, device: True)
         patch.setattr(heap, "symmetric_memory", mapping)

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 RANKS, ROWS, COLS = 2, 4, 8
 NAMED_WITHIN_S = 2.0
+GLOO_GIVES_UP_S = 2 * NAMED_WITHIN_S  # what waits in gloo then ends: only then can ranks leave the group
 
 
 def heads(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
@@ -74,7 +75,7 @@ def odd_calls() -> dict[str, tuple[str, str, float]]:
 
 
 def test_known_calls_of_one_island_that_differ_are_named_at_once():
-    for found in run_ranks(odd_calls, RANKS):
+    for found in run_ranks(odd_calls, RANKS, group_timeout_s=GLOO_GIVES_UP_S):
         assert found.keys() == MOVED.keys()
         for name, (kind, text, took_s) in found.items():
             assert kind == RankMismatch.__name__
@@ -93,7 +94,7 @@ def given_up() -> tuple[str, str, float]:
 
 
 def test_a_peer_that_gives_up_is_not_waited_for():
-    for kind, text, took_s in run_ranks(given_up, RANKS):
+    for kind, text, took_s in run_ranks(given_up, RANKS, group_timeout_s=GLOO_GIVES_UP_S):
         assert kind == PeerError.__name__
         assert "rank 1 failed: it has no memory" in text
         assert took_s < NAMED_WITHIN_S * slowness()

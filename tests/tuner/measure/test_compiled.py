@@ -17,7 +17,7 @@ from overweave.tuner.measure.compiled import (
     content_key,
     families,
     is_auto,
-    is_member,
+    is_in_search_space,
     predicted_best,
     prediction_machine,
     rank_ways,
@@ -104,7 +104,7 @@ def test_what_was_best_is_varied_along_one_coordinate_after_the_other():
     assert changed == {"pieces", "col_pieces", "lanes"}  # one at a time
     assert max(len(how.split()) for how in options) == 2
     assert not set(found) & set(measured)
-    assert all(is_member(one, ASKED, CONFIGS) for one in found)
+    assert all(is_in_search_space(one, ASKED, CONFIGS) for one in found)
 
 
 def test_the_librarys_way_has_a_start():
@@ -155,7 +155,7 @@ def test_a_tuning_is_kept_by_content(cache: Path):
     ],
 )
 def test_a_file_that_names_what_nobody_tried_is_ignored_aloud(cache: Path, stranger: KernelWay):
-    assert not is_member(stranger, ASKED, CONFIGS)
+    assert not is_in_search_space(stranger, ASKED, CONFIGS)
     save_tuning("kernel", TunedTimes("key", (TimedWay(stranger, 1.0),)))
     with pytest.warns(RuntimeWarning, match="is ignored"):
         assert read_tuning("kernel", "key", ASKED, CONFIGS) is None

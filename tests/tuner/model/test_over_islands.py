@@ -63,14 +63,14 @@ def test_ranks_of_a_group_are_predicted_where_they_lie():
 def test_a_plan_must_gain_what_no_measurement_supports(gain_us: float, wanted: str):
     library, rival = library_path(GATHER.operator), candidate("push", {"pieces": 1})
     weighed = Weighed(library, 3000.0), Weighed(rival, 3000.0 - gain_us)
-    assert cold_choice(weighed, GATHER, is_parted=True).candidate.plan == wanted
+    assert cold_choice(weighed, GATHER, spans_islands=True).candidate.plan == wanted
     assert cold_choice(weighed, GATHER).candidate.plan == "push"
 
 
 def test_library_calls_beside_each_other_owe_the_margin_too():
     problem = replace(GATHER, operator="matmul_all_to_all")
     margin, pieces = NOT_MEASURED.margin, candidate("decomposed", {"pieces": 2})
-    apart = handicapped_us(pieces, 900.0, Baseline(problem, 1000.0, is_parted=True))
+    apart = handicapped_us(pieces, 900.0, Baseline(problem, 1000.0, spans_islands=True))
     assert apart == pytest.approx(900.0 + margin.us + margin.share * 1000.0)
     assert handicapped_us(pieces, 900.0, Baseline(problem, 1000.0)) == 900.0
 

@@ -137,7 +137,8 @@ def _covers(parts: Iterable[Range], whole: Range) -> bool:
 
 
 def _uncovered(regions: list[Region], shape: tuple[int, int]) -> tuple[Range, Range] | None:
-    """Return a rectangle of `shape` that no region covers; None if they cover it all."""
+    """Return (rows, cols) of `shape` from the first row on that no region covers; None if they cover it all. Sorts
+    `regions`."""
     rows, cols = shape
     if not rows or not cols:
         return None

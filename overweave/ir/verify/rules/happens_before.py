@@ -56,8 +56,8 @@ class Past(Struct):
 
 
 def union(sets: Iterable[Bits], budget: WorkBudget | None = None) -> Bits:
-    """Return the union; one of the sets themselves if it contains all others. budget: pays for the memory of a new
-    set."""
+    """Return the union: the longest set so far itself if the others add nothing to it, else a new one, even where that
+    equals a later set. budget: charged for the memory of a new set."""
     first, words = NONE, list[int]()
     changed = 0
     for bits in sets:
