@@ -24,14 +24,14 @@ LEAST_SHARE = 0.45  # of its speed alone, with which a copy may start beside oth
 
 
 class Transfer(NamedTuple):
-    """A chunk on its way. chunk: owner * pieces + piece. count: so many chunks of one owner, from this one on."""
+    """A chunk on its way. chunk: owner * pieces + piece. length: so many chunks of one owner, from this one on."""
 
     source: int
     target: int
     chunk: int
     begin_us: float
     end_us: float
-    count: int = 1
+    length: int = 1
 
 
 Running = tuple[float, int, Transfer, LinkRoute, float]  # when it ends, a number, what, on which route, at which speed

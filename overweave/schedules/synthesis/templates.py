@@ -33,7 +33,7 @@ def gather_on(machine: Machine) -> Template:
         turns = _Turns(machine, copies, mesh.world_size)
         for one in copies:
             owner, piece = divmod(one.chunk, cut.pieces)
-            rows = cut.piece_of(owner, piece)[0], cut.piece_of(owner, piece + one.count - 1)[1]
+            rows = cut.piece_of(owner, piece)[0], cut.piece_of(owner, piece + one.length - 1)[1]
             if rows[0] < rows[1]:
                 yield turns.put(one, Chunk(rows))
 
@@ -97,7 +97,7 @@ def united(forth: Sequence[Transfer], parts: int) -> list[Transfer]:
     last: dict[tuple[int, int], int] = {}  # source, target -> the latest copy from one to the other
 
     def goes_on(copy: Transfer, one: Transfer) -> bool:
-        is_next = copy.chunk + copy.count == one.chunk and one.chunk % parts > 0
+        is_next = copy.chunk + copy.length == one.chunk and one.chunk % parts > 0
         follows = abs(one.begin_us - copy.end_us) <= SOON
         is_there = comes_us.get((one.source, one.chunk), 0.0) <= copy.begin_us + SOON
         chunks = range(copy.chunk, one.chunk)
@@ -107,7 +107,7 @@ def united(forth: Sequence[Transfer], parts: int) -> list[Transfer]:
     for one in forth:
         at = last.setdefault((one.source, one.target), len(copies))
         if at < len(copies) and goes_on(copies[at], one):
-            copies[at] = copies[at]._replace(end_us=one.end_us, count=copies[at].count + 1)
+            copies[at] = copies[at]._replace(end_us=one.end_us, length=copies[at].length + 1)
         else:
             last[one.source, one.target] = len(copies)
             copies.append(one)

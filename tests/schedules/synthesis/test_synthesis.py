@@ -91,9 +91,9 @@ def test_a_copy_of_several_parts_holds_nothing_up():
         leaves_us = {(one.source, one.chunk): one.begin_us for one in reversed(forth)}
         has_us = {(one.target, one.chunk): one.end_us for one in forth}
         copies = united(forth, 4)
-        assert sum(one.count for one in copies) == len(forth)
-        for one in (one for one in copies if one.count > 1):
-            for chunk in range(one.chunk, one.chunk + one.count):
+        assert sum(one.length for one in copies) == len(forth)
+        for one in (one for one in copies if one.length > 1):
+            for chunk in range(one.chunk, one.chunk + one.length):
                 assert leaves_us.get((one.target, chunk), one.end_us) >= one.end_us - search.SOON
                 assert has_us.get((one.source, chunk), 0.0) <= one.begin_us + search.SOON
 
