@@ -24,13 +24,14 @@ LEAST_SHARE = 0.45  # of its speed alone, with which a copy may start beside oth
 
 
 class Transfer(NamedTuple):
-    """A chunk on its way. chunk: owner * pieces + piece."""
+    """A chunk on its way. chunk: owner * pieces + piece. length: so many chunks of one owner, from this one on."""
 
     source: int
     target: int
     chunk: int
     begin_us: float
     end_us: float
+    length: int = 1
 
 
 Running = tuple[float, int, Transfer, LinkRoute, float]  # when it ends, a number, what, on which route, at which speed
@@ -46,11 +47,11 @@ def gathered(machine: Machine, ranks: int | tuple[int, ...], pieces: int, chunk_
     graph = joined(machine, ranks)
     passes = max(1, min(MOST_PASSES, MOST_TRANSFERS // max(1, graph.ranks * (graph.ranks - 1) * pieces)))
     tried = (_Pass(graph, pieces, chunk_bytes, seed).run() for seed in range(passes))
-    best = min(tried, key=lambda transfers: (_end_us(transfers), sum(one.end_us for one in transfers)))
+    best = min(tried, key=lambda transfers: (ends_us(transfers), sum(one.end_us for one in transfers)))
     return tuple(sorted(best, key=lambda one: (one.begin_us, one.end_us)))
 
 
-def _end_us(transfers: Iterable[Transfer]) -> float:
+def ends_us(transfers: Iterable[Transfer]) -> float:
     return max((one.end_us for one in transfers), default=0.0)
 
 

@@ -16,9 +16,10 @@ from overweave.hardware.machine import Machine
 from overweave.schedules.moves.gather_templates import Mesh, Template
 from overweave.schedules.moves.moves import MOST_LANES, After, AllToAll, Chunk, Put, ReductionStep, Sum
 from overweave.schedules.synthesis.links import Shared, joined
-from overweave.schedules.synthesis.search import SOON, Transfer, gathered, traded
+from overweave.schedules.synthesis.search import MOST_TRANSFERS, SOON, Transfer, ends_us, gathered, traded
 
 ELEMENT_BYTES = 2  # by which a pattern is searched; another size changes no more than its latencies
+PARTS = (2, 4, 6)  # into which a piece is cut as long as its parts, on several ways, end sooner
 FILLED = 0.6  # share of a link that leaves no room for another copy: there, copies of several ranks take turns
 
 
@@ -27,12 +28,14 @@ def gather_on(machine: Machine) -> Template:
     for a GPU that no link reaches."""
 
     def synthesized(mesh: Mesh) -> Iterator[Put]:
-        forth = _pattern(machine, mesh)
-        turns = _Turns(machine, forth, mesh.world_size)
-        for one in forth:
-            owner, piece = divmod(one.chunk, mesh.pieces)
-            for chunk in mesh.piece(owner, piece):
-                yield turns.put(one, chunk)
+        parts, forth = _pattern(machine, mesh)
+        cut, copies = replace(mesh, pieces=mesh.pieces * parts), united(forth, parts)
+        turns = _Turns(machine, copies, mesh.world_size)
+        for one in copies:
+            owner, piece = divmod(one.chunk, cut.pieces)
+            rows = cut.piece_of(owner, piece)[0], cut.piece_of(owner, piece + one.length - 1)[1]
+            if rows[0] < rows[1]:
+                yield turns.put(one, Chunk(rows))
 
     return synthesized
 
@@ -41,11 +44,12 @@ def scatter_on(machine: Machine) -> Callable[[Mesh], Iterator[ReductionStep]]:
     """Return the template of a reduce-scatter on a machine: `gather_on`'s mirror, and its errors."""
 
     def synthesized(mesh: Mesh) -> Iterator[ReductionStep]:
-        back = _mirrored(_pattern(machine, mesh))
+        parts, forth = _pattern(machine, mesh)
+        cut, back = replace(mesh, pieces=mesh.pieces * parts), _mirrored(forth)
         turns, arrived = _Turns(machine, back, mesh.world_size), set[tuple[int, Chunk]]()
         for one in back:
-            owner, piece = divmod(one.chunk, mesh.pieces)
-            for chunk in mesh.piece(owner, piece):
+            owner, piece = divmod(one.chunk, cut.pieces)
+            for chunk in cut.piece(owner, piece):
                 if (one.source, chunk) in arrived:
                     yield turns.sum(one.source, chunk)
                 arrived.add((one.target, chunk))
@@ -67,8 +71,47 @@ def all_to_all_on(machine: Machine, mesh: Mesh, *, sends: bool = False) -> AllTo
     return AllToAll(size, tuple(moves), sends, mesh.copy_programs)
 
 
-def _pattern(machine: Machine, mesh: Mesh) -> tuple[Transfer, ...]:
-    return gathered(machine, mesh.world_size, mesh.pieces, _chunk_bytes(mesh)) if mesh.world_size > 1 else ()
+def _pattern(machine: Machine, mesh: Mesh) -> tuple[int, tuple[Transfer, ...]]:
+    """Return into how many parts each piece is cut, and the ways of the parts: those that end first."""
+    size, pieces, piece_bytes = mesh.world_size, mesh.pieces, _chunk_bytes(mesh)
+    if size == 1:
+        return 1, ()
+    parts, best = 1, gathered(machine, size, pieces, piece_bytes)
+    for more in PARTS:
+        if size * (size - 1) * pieces * more > MOST_TRANSFERS:
+            break
+        found = gathered(machine, size, pieces * more, piece_bytes // more)
+        if ends_us(found) >= ends_us(best):
+            break
+        parts, best = more, found
+    return parts, best
+
+
+def united(forth: Sequence[Transfer], parts: int) -> list[Transfer]:
+    """Return the transfers with one copy for the parts of a piece that follow each other over a link: a large one is
+    quicker than several. What a rank passes on before the last part of a copy has come, or has not yet when the first
+    one leaves, goes alone."""
+    comes_us = {(one.target, one.chunk): one.end_us for one in forth}
+    leaves_us = {(one.source, one.chunk): one.begin_us for one in reversed(forth)}
+    copies: list[Transfer] = []
+    last: dict[tuple[int, int], int] = {}  # source, target -> the latest copy from one to the other
+
+    def goes_on(copy: Transfer, one: Transfer) -> bool:
+        is_next = copy.chunk + copy.length == one.chunk and one.chunk % parts > 0
+        follows = abs(one.begin_us - copy.end_us) <= SOON
+        is_there = comes_us.get((one.source, one.chunk), 0.0) <= copy.begin_us + SOON
+        chunks = range(copy.chunk, one.chunk)
+        wanted_us = min(leaves_us.get((one.target, chunk), one.end_us) for chunk in chunks) if is_next else 0.0
+        return follows and is_there and wanted_us >= one.end_us - SOON
+
+    for one in forth:
+        at = last.setdefault((one.source, one.target), len(copies))
+        if at < len(copies) and goes_on(copies[at], one):
+            copies[at] = copies[at]._replace(end_us=one.end_us, length=copies[at].length + 1)
+        else:
+            last[one.source, one.target] = len(copies)
+            copies.append(one)
+    return copies
 
 
 def _chunk_bytes(mesh: Mesh) -> int:

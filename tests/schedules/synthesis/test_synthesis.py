@@ -7,6 +7,8 @@ import time
 import pytest
 
 from campaigns.choices.joined_machines import joined_by, mesh, ring, scattered_pairs, tree
+from campaigns.choices.lowered import machines as machines_by_name
+from campaigns.choices.lowered import synthesis
 from overweave.errors import InputError, MachineFileError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.problem import Problem
@@ -21,7 +23,7 @@ from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.synthesis import search
 from overweave.schedules.synthesis.links import gather_bound_us, joined
 from overweave.schedules.synthesis.search import Transfer, gathered, traded
-from overweave.schedules.synthesis.templates import all_to_all_on, gather_on, scatter_on
+from overweave.schedules.synthesis.templates import all_to_all_on, gather_on, scatter_on, united
 from overweave.tuner.space.space import candidates, full_options, reason_unsupported
 from overweave.tuner.space.target import target_named
 from tests.clock import slowness
@@ -67,6 +69,41 @@ def test_a_missing_link_costs_what_it_carried():
     """Its bytes go by six others: less than the detour of one, which would double them."""
     whole_us = ends_us(gathered(mesh(), 8, 6, 16 * MIB))
     assert ends_us(gathered(mesh(without=(0, 5)), 8, 6, 16 * MIB)) == pytest.approx(7 / 6 * whole_us, rel=0.01)
+
+
+def test_a_piece_is_cut_for_several_ways_and_goes_whole_over_one():
+    """Six ranks pass on parts of the shards that the missing link would have carried; all others are one copy each."""
+    moves = list(gather_on(mesh(without=(0, 5)))(Mesh(rows=8 * 48, cols=1 << 20, world_size=8)))
+    rows = {move: move.chunk.rows[1] - move.chunk.rows[0] for move in moves}
+    assert sorted(rows.values()) == [8] * 12 + [48] * (8 * 7 - 2)
+    assert {move.rank for move in moves if rows[move] == 8 and move.peer == 5} == {1, 2, 3, 4, 6, 7}
+
+
+def test_tiles_still_wait_for_pieces():
+    cut = Mesh(rows=8 * 48, cols=1 << 20, world_size=8, pieces=4)
+    assert {move.chunk.rows[1] - move.chunk.rows[0] for move in gather_on(mesh())(cut)} == {12}
+
+
+def test_a_copy_of_several_parts_holds_nothing_up():
+    """Parts of which one is passed on at once, or not there as the first one leaves, stay copies of their own."""
+    for machine in MACHINES:
+        forth = gathered(machine, 8, 4, 16 * MIB)
+        leaves_us = {(one.source, one.chunk): one.begin_us for one in reversed(forth)}
+        has_us = {(one.target, one.chunk): one.end_us for one in forth}
+        copies = united(forth, 4)
+        assert sum(one.length for one in copies) == len(forth)
+        for one in (one for one in copies if one.length > 1):
+            for chunk in range(one.chunk, one.chunk + one.length):
+                assert leaves_us.get((one.target, chunk), one.end_us) >= one.end_us - search.SOON
+                assert has_us.get((one.source, chunk), 0.0) <= one.begin_us + search.SOON
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ring", "mesh less a link"])
+def test_searched_ways_beat_those_by_hand(name: str):
+    found = synthesis(name, machines_by_name()[name], (1, 2))
+    assert found.by_hand_us > 1.2 * found.searched_us
+    assert found.searched_us > found.bound_us
 
 
 def test_each_chunk_enters_a_pair_once():
