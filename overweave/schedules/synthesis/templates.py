@@ -28,7 +28,7 @@ def gather_on(machine: Machine) -> Template:
     for a GPU that no link reaches."""
 
     def synthesized(mesh: Mesh) -> Iterator[Put]:
-        parts, forth = _pattern(machine, mesh)
+        parts, forth = _parts(machine, mesh)
         cut, copies = replace(mesh, pieces=mesh.pieces * parts), united(forth, parts)
         turns = _Turns(machine, copies, mesh.world_size)
         for one in copies:
@@ -44,12 +44,11 @@ def scatter_on(machine: Machine) -> Callable[[Mesh], Iterator[ReductionStep]]:
     """Return the template of a reduce-scatter on a machine: `gather_on`'s mirror, and its errors."""
 
     def synthesized(mesh: Mesh) -> Iterator[ReductionStep]:
-        parts, forth = _pattern(machine, mesh)
-        cut, back = replace(mesh, pieces=mesh.pieces * parts), _mirrored(forth)
+        back = _mirrored(_pieces(machine, mesh))
         turns, arrived = _Turns(machine, back, mesh.world_size), set[tuple[int, Chunk]]()
         for one in back:
-            owner, piece = divmod(one.chunk, cut.pieces)
-            for chunk in cut.piece(owner, piece):
+            owner, piece = divmod(one.chunk, mesh.pieces)
+            for chunk in mesh.piece(owner, piece):
                 if (one.source, chunk) in arrived:
                     yield turns.sum(one.source, chunk)
                 arrived.add((one.target, chunk))
@@ -71,16 +70,19 @@ def all_to_all_on(machine: Machine, mesh: Mesh, *, sends: bool = False) -> AllTo
     return AllToAll(size, tuple(moves), sends, mesh.copy_programs)
 
 
-def _pattern(machine: Machine, mesh: Mesh) -> tuple[int, tuple[Transfer, ...]]:
+def _pieces(machine: Machine, mesh: Mesh) -> tuple[Transfer, ...]:
+    return gathered(machine, mesh.world_size, mesh.pieces, _chunk_bytes(mesh)) if mesh.world_size > 1 else ()
+
+
+def _parts(machine: Machine, mesh: Mesh) -> tuple[int, tuple[Transfer, ...]]:
     """Return into how many parts each piece is cut, and the ways of the parts: those that end first."""
+    # In simulation scatters of parts are slower on two levels, so only gathers are cut further.
     size, pieces, piece_bytes = mesh.world_size, mesh.pieces, _chunk_bytes(mesh)
-    if size == 1:
-        return 1, ()
-    parts, best = 1, gathered(machine, size, pieces, piece_bytes)
+    parts, best = 1, _pieces(machine, mesh)
     for more in PARTS:
         if size * (size - 1) * pieces * more > MOST_TRANSFERS:
             break
-        found = gathered(machine, size, pieces * more, piece_bytes // more)
+        found = gathered(machine, size, pieces * more, piece_bytes // more) if size > 1 else ()
         if ends_us(found) >= ends_us(best):
             break
         parts, best = more, found
