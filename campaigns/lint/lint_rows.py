@@ -35,7 +35,7 @@ def rows_cases() -> Iterator[Case]:
         yield land_case(ranks, rank)
         yield add_case(ranks, rank)
     yield push_case(4, "i32", is_way_back=True)
-    yield from beside_cases()
+    yield from metadata_cases()
     yield land_case(4, "i32", has_metadata=False)
 
 
@@ -108,7 +108,7 @@ def add_case(ranks: int, rank: Any) -> Case:
     return _case(add_rows_kernel, known, constants, ranks, contract)
 
 
-def beside_cases() -> Iterator[Case]:
+def metadata_cases() -> Iterator[Case]:
     """Metadata of tokens, which waits for nobody: with scales of rows in fp8, and without."""
     ids, floats = torch.zeros(16, dtype=torch.int32), torch.zeros(16)
     for top, scales in ((8, 56), (6, 0)):

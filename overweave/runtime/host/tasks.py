@@ -194,5 +194,5 @@ def _run(work: Callable[[], object], is_inference: bool) -> None:
 def _action_name(action: TileAction) -> str:
     """Return the name of an action for a timeout report."""
     if isinstance(action, TileNotify | TileMove | TileRetire | TileVoid | TileWait):
-        return f"{type(action).__name__.lower()} in a queue"
+        return f"{type(action).__name__.removeprefix('Tile').lower()} in a queue"
     return action.name
