@@ -39,9 +39,9 @@ def test_kernels_on_ranks(part: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("every", "count"), [(3, 4), pytest.param(1, 12, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("every", "count"), [(6, 2), pytest.param(1, 12, marks=pytest.mark.nightly)])
 def test_every_kernel_passes_the_lint(every: int, count: int, capsys: pytest.CaptureFixture[str]):
-    """Short: every third."""
+    """Short: every sixth."""
     assert report(islice(cases(), 0, None, every)) == 0
     assert (
         f"{count} kernels compiled for sm_90a with Triton {triton.__version__}, 0 findings" in capsys.readouterr().out

@@ -85,7 +85,7 @@ def test_own_ranks_and_whole_runs(operator, repeats, shapes, tmp_path):
     assert numbers["least"] <= numbers["middle"] <= numbers["largest"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/ops/test_islands.py runs a program under torchrun by day
 def test_under_torchrun(shapes):
     shapes.write_text(json.dumps({"cases": json.loads(shapes.read_text())["cases"][:1]}))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]

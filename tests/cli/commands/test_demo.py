@@ -118,7 +118,7 @@ def test_a_wrong_result_is_told_and_fails(tmp_path: Path):
     assert result.stdout.count(" yes ") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_matplotlib_everything_but_the_picture(tmp_path: Path):
     hide = "import sys\nsys.modules['matplotlib'] = None\n"
     result = run(hide, "--device", "cpu", "--ranks", "2", "--out", str(tmp_path))

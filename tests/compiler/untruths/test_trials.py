@@ -84,7 +84,9 @@ def test_what_is_true_is_checked_once(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (ROWS, rows(), ("cols, mask=cols < N) + eps", "cols) + eps"), "load X=", "it reaches 0 to 63"),
         (ROWS, rows(), EXCHANGED_DTYPES, "load X=", "loads element"),
-        (ROWS, rows(), BESIDE, "def rows_kernel", "with its tiles in another order"),
+        pytest.param(
+            *(ROWS, rows(), BESIDE, "def rows_kernel", "with its tiles in another order"), marks=pytest.mark.nightly
+        ),
         (ATTENTION.read_text(), attended(), LAST, "stream S", "in another order out"),
     ],
 )
