@@ -5,9 +5,6 @@
 vLLM calls `plugin` in each of its processes, by the entry point `vllm.general_plugins`, which, if OVERWEAVE_INSTALL is
 set, replaces `RowParallelLinear.forward`. A program that builds its own engine calls `register()` before. vLLM itself
 runs layers that are quantized, or whose all-reduce is deferred.
-
-VLLM_BATCH_INVARIANT=1 holds for overweave, too (process_settings.py). vLLM then also runs layers of which overweave has
-no such plan: in fp32 on a GPU, or of widths that its kernels do not take.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import torch
 
 from overweave.adapters.packages import ReplacedForward, is_dense, names_of
 from overweave.functional import linear_all_reduce
-from overweave.process_settings import current
 
 with names_of("vllm"):
     from vllm import envs
@@ -27,12 +23,10 @@ with names_of("vllm"):
 
     envs.VLLM_BATCH_INVARIANT  # noqa: B018 - read at each call
 
-ALIGNED = 8  # rows of our kernels' operands start at multiples of 16 bytes
-
 
 def _forward(self: Any, input_: torch.Tensor) -> Any:
     """Return what vLLM's forward does: the sum, and the bias if another layer adds it."""
-    if not (_is_summed(self) and is_dense(input_, self.weight) and _is_alike(input_, self.weight)):
+    if not (_is_summed(self) and is_dense(input_, self.weight)):
         return _REPLACED.original(self, input_)
     bias = None if self.skip_bias_add else self.bias
     y = linear_all_reduce(input_, self.weight.data, bias, get_tp_group().device_group)
@@ -43,16 +37,8 @@ def _forward(self: Any, input_: torch.Tensor) -> Any:
 
 def _is_summed(layer: Any) -> bool:
     """Whether a layer has unquantized weights and all-reduces its result itself."""
-    is_plain = type(layer.quant_method) is UnquantizedLinearMethod
+    is_plain = type(layer.quant_method) is UnquantizedLinearMethod and not envs.VLLM_BATCH_INVARIANT
     return is_plain and layer.reduce_results and layer.input_is_parallel and layer.tp_size > 1
-
-
-def _is_alike(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether a token gets the same bits in every batch, where vLLM asks for that."""
-    if not envs.VLLM_BATCH_INVARIANT:
-        return True
-    is_served = x.device.type == "cpu" or (x.dtype.itemsize == 2 and not any(size % ALIGNED for size in w.shape))
-    return is_served and current().batch_invariant
 
 
 _REPLACED = ReplacedForward(RowParallelLinear, _forward)
