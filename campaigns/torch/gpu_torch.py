@@ -30,7 +30,7 @@ import torch.distributed as dist
 from campaigns.exact.calls import captured
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
 from campaigns.torch.gpu_models import whole_models
-from campaigns.torch.in_cuda_graphs import in_cuda_graphs
+from campaigns.torch.in_cuda_graphs import MODES, in_cuda_graphs
 from campaigns.torch.layers import Layer, Tensors, errors, exchanges_off, in_dtype, is_too_large, ours, upstream
 
 GATHER, SCATTER, REDUCE = "push", "scatter", "two_shot"
@@ -135,7 +135,7 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     if asked.soak:
         yield Check(f"soak: {asked.soak} layers", partial(soaked, asked.soak), asked.soak)
         return
-    yield from in_cuda_graphs()
+    yield from in_cuda_graphs(asked.modes)
     yield Check("exchanges: results and gradients", partial(exchanges_off, torch.bfloat16, 256, 512, 128))
     for layer in layers():
         words = " ".join(map(str, (*layer.shape, *layer.extras, *(value for _, value in layer.options))))
@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=100, help="of each captured layer")
     parser.add_argument("--model", action="store_true", help="a whole model instead")
     parser.add_argument("--soak", type=int, nargs="?", const=10_000, default=0, help="so many layers instead")
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=MODES, help="of torch.compile; default: both")
     run_campaign(parser, checks)
 
 

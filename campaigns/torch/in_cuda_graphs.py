@@ -6,7 +6,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -147,8 +147,8 @@ def outcomes(way: Way, mode: str, is_warm: bool, inner: int) -> Iterator[str]:
     yield f"{skipped} graphs of torch's were no CUDA graphs" if skipped else ""
 
 
-def in_cuda_graphs() -> Iterator[Check]:
+def in_cuda_graphs(modes: Sequence[str]) -> Iterator[Check]:
     """A line for each mode, way and state. Layers have widths of their own, so that a cold one is cold."""
-    for number, (mode, way, state) in enumerate(product(MODES, ways(), STATES)):
+    for number, (mode, way, state) in enumerate(product(modes, ways(), STATES)):
         inner = INNER + STEP * dist.get_world_size() * number
         yield Check(f"{mode}, {state}: {way.name}", partial(outcomes, way, mode, state == "warm", inner))

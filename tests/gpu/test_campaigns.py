@@ -33,11 +33,14 @@ CAMPAIGNS = {
     "norms": ["gpu_epilogues", "--forms", "norm", "--sizes", "1"],
     "authored": ["gpu_authored", "--calls", "2", "--trials", "20"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
-    "experts": ["gpu_experts", "--cases", "5", "--calls", "6", "--replays", "20"],
+    "experts": ["gpu_experts", "--cases", "3", "--calls", "6", "--replays", "20"],
     "attention": ["gpu_attention", "--cases", "5", "--calls", "6", "--replays", "20"],
     "models": ["gpu_models", "--steps", "5"],
     "sums": ["gpu_epilogues", "--forms", "silu", "--sizes", "1", "--only", "matmul_all_reduce two_shot"],
-    "layers": ["gpu_torch", "--replays", "10"],
+    "layers": ["gpu_torch", "--replays", "10", "--modes"],
+    "reduce-overhead": ["gpu_torch", "--only", "reduce-overhead"],  # max-autotune is as long as all of these: by hand
+    "hosts": ["gpu_hosts", "--calls", "6", "--replays", "10"],
+    "batches": ["gpu_batches"],
     "drop_in": ["gpu_drop_in", "--replays", "20"],
 }
 # NCCL has no two ranks on a GPU. In gloo the collectives of DTensors on GPUs end in a segmentation fault (torch 2.11).
