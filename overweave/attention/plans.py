@@ -44,7 +44,8 @@ class Todo(NamedTuple):
 
     def _all(self, call: Call, _: OwnBuffer) -> None:
         todo, sequence = self.start(), call.sequence
-        for source in range(sequence.ranks):
+        for step in range(sequence.ranks):
+            source = (call.rank - step) % sequence.ranks  # the own one first: it is of all queries
             shard = tuple(call.k.new_zeros((sequence.own(source), call.columns)) for _ in TRAVEL)
             todo.piece(source, () if source == call.rank else shard)
             todo.add(self.room(call, sequence.own(source)), self.room(call, sequence.own(source)))

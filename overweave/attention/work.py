@@ -38,6 +38,12 @@ class Call(NamedTuple):
         b, g, _, d = self.k.shape
         return b * g * d
 
+    @property
+    def pieces(self) -> int:
+        """How many shards this rank sees something of."""
+        ranks = self.sequence.ranks
+        return sum(self.sequence.piece(self.rank, source) is not None for source in range(ranks))
+
     def piece(self, source: int) -> tuple[Piece, Seen] | None:
         """What this rank sees of a shard."""
         piece = self.sequence.piece(self.rank, source)
@@ -73,8 +79,7 @@ class AttendWork:
     """The pieces of a call, and their merge into its results."""
 
     def __init__(self, call: Call, results: Result) -> None:
-        pieces = [call.sequence.piece(call.rank, source) for source in range(call.sequence.ranks)]
-        self._call, self._merged = call, Merged(len(pieces) - pieces.count(None), results)
+        self._call, self._merged = call, Merged(call.pieces, results)
 
     def piece(self, source: int, shard: Rows) -> None:
         """Of a shard's keys and values, `[rows, columns]` each; none of the own ones."""
@@ -96,7 +101,8 @@ class GradientWork:
 
     def __init__(self, call: Call, of: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...]) -> None:
         self._call, self._of, self._results = call, of, results
-        self._dq = torch.zeros_like(call.q, dtype=wide(call.q.dtype))
+        self._left = call.pieces
+        self._dq: torch.Tensor | None = None  # of the pieces so far, but for the last one
         self._parts: tuple[slice, list[torch.Tensor]] | None = None
 
     def piece(self, source: int, shard: Rows) -> None:
@@ -109,24 +115,47 @@ class GradientWork:
         keys, values = call.keys_and_values(piece.keys, shard)
         queries = call.q[:, :, piece.queries]
         dq, *parts = kernels_for(queries).gradients((dout, out, lse), queries, keys, values, seen)
-        self._dq[:, :, piece.queries] += dq
+        self._add_to_queries(piece.queries, dq)
         self._parts = piece.keys, parts
+
+    def _add_to_queries(self, queries: slice, dq: torch.Tensor) -> None:
+        """Adds to the gradient of all queries, of which the first piece is; the last sum is rounded as it is made."""
+        self._left -= 1
+        if not self._left:
+            add_rows(self._results[0], queries, dq, self._dq)
+        elif self._dq is None:
+            self._dq = dq
+        else:
+            total = torch.empty_like(self._dq, dtype=wide(dq.dtype)) if self._dq.dtype != wide(dq.dtype) else self._dq
+            add_rows(total, queries, dq, self._dq)
+            self._dq = total
 
     def add(self, room: Rows, earlier: Rows) -> None:
         """Makes in room, `[rows, columns]` of the shard, the sum of what the last piece has of its gradients and what
         ranks before have, if any do."""
-        keys, parts = self._parts or (slice(0, 0), ())
-        for rows, part in zip(room, parts, strict=False):
-            if keys.stop - keys.start < rows.shape[0]:
-                rows.zero_()  # of keys that this rank does not see
-            rows[keys].copy_(as_rows(part))
-        for rows, before in zip(room, earlier, strict=False):
-            rows.add_(before)
+        if self._parts is None:
+            return
+        keys, parts = self._parts
+        for rows, part, before in zip(room, parts, earlier or (None, None), strict=False):
+            add_rows(as_heads(rows, part), keys, part, None if before is None else as_heads(before, part))
         self._parts = None
 
     def finish(self, sums: Rows) -> None:
         """sums: of the parts of all ranks, of the own keys and values."""
-        for result, total in zip(
-            self._results, (self._dq, *(as_heads(each, self._call.k) for each in sums)), strict=True
-        ):
+        for result, total in zip(self._results[1:], (as_heads(each, self._call.k) for each in sums), strict=True):
             result.copy_(total)
+
+
+def add_rows(into: torch.Tensor, rows: slice, part: torch.Tensor, before: torch.Tensor | None) -> None:
+    """into = before, or zeros, with part added to its `rows`: `[b, h, s, d]` each, part of these rows alone. Sums are
+    of the wider of both dtypes, and rounded once. into may be before.
+    """
+    for rest in (slice(0, rows.start), slice(rows.stop, into.shape[2])):
+        if before is None:
+            into[:, :, rest].zero_()
+        elif into is not before:
+            into[:, :, rest].copy_(before[:, :, rest])
+    if before is None:
+        into[:, :, rows].copy_(part)
+    else:
+        torch.add(before[:, :, rows], part, out=into[:, :, rows])
