@@ -25,7 +25,7 @@ from overweave.tuner.space.space import candidate
 from overweave.tuner.space.target import Target
 from tests.ranks import run_ranks
 
-BATCHES = (1, 2, 7, 64)
+BATCHES = (1, 2, 7, 64, 256)  # the last in waves, too, whose blocks lie permuted
 N, K = 24, 64
 BF16, FP32 = torch.bfloat16, torch.float32
 MOVED = {"pieces": 2, "own_pieces": 2, "order": "all_peers", "mover": "copy_kernel"}  # what changes how rows move
@@ -62,7 +62,7 @@ def rows_of(calls: Calls, tokens: int, plan: str | None) -> torch.Tensor:
     """
     record, rank, size = operator_of(calls.operator), dist.get_rank(), dist.get_world_size()
     is_gather = record.gathers and not record.exchanges
-    x = torch.randn(size, 64, K, generator=torch.Generator().manual_seed(1 if is_gather else 2 + rank))
+    x = torch.randn(size, max(BATCHES), K, generator=torch.Generator().manual_seed(1 if is_gather else 2 + rank))
     w = torch.randn(N, K, generator=torch.Generator().manual_seed(100 + rank)).to(calls.dtype).t()
     x = x.to(calls.dtype)[:, :tokens]
     x = x.reshape(-1, K) if record.exchanges else x[0, slice(*shard_rows(tokens, size, rank))] if is_gather else x[0]

@@ -204,17 +204,20 @@ class HostCall:
 
     def _execute(self, operation: Operation) -> None:
         """Compute an operation at once."""
-        view, store = self.memory.as_matrices(operation) if self.program.permuted else (self.memory.view, None)
-        if isinstance(operation, Put | Get | ReducePut):
-            for source, destination in zip(operation.sources, operation.destinations, strict=True):
-                target, arriving = view(destination), view(source)
-                target.copy_(target.float() + arriving.float() if isinstance(operation, ReducePut) else arriving)
-        else:
-            is_invariant = self.plan.problem.batch_invariant
-            for part in one_row_each(operation) if is_invariant and isinstance(operation, Compute) else (operation,):
-                run_with_epilogue(part, self.plan.problem, view, (self.tensors, self.group))
-        if store is not None:
-            store()
+        is_invariant = self.plan.problem.batch_invariant
+        for part in one_row_each(operation) if is_invariant and isinstance(operation, Compute) else (operation,):
+            view, store = self.memory.as_matrices(part) if self.program.permuted else (self.memory.view, None)
+            self._execute_in(part, view)
+            if store is not None:
+                store()
+
+    def _execute_in(self, operation: Operation, view: View) -> None:
+        if not isinstance(operation, Put | Get | ReducePut):
+            run_with_epilogue(operation, self.plan.problem, view, (self.tensors, self.group))
+            return
+        for source, destination in zip(operation.sources, operation.destinations, strict=True):
+            target, arriving = view(destination), view(source)
+            target.copy_(target.float() + arriving.float() if isinstance(operation, ReducePut) else arriving)
 
     def _start_delayed(self, operation: Copy) -> IsDone:
         """Execute a copy after its delay; return a function that polls for its end."""
