@@ -139,7 +139,7 @@ def all_pieces(whole: Given, sequence: Sequence, is_backward: bool) -> Method:
                     source = (call.rank - step) % ranks
                     work.piece(source, rows[source] if step else ())
                     work.add(room[source], ())
-                work.finish(room[call.rank])
+                work.finish([(slice(0, sequence.own(call.rank)), room[call.rank])])
 
     return method
 

@@ -66,3 +66,45 @@ def merge(total: Result, part: Result, begin: int, into: Result) -> None:
 def _copy(result: Result, into: Result) -> None:
     for each, target in zip(result, into, strict=True):
         target.copy_(each)
+
+
+class RowSum:
+    """So many parts of the rows of a gradient, `[b, h, s, d]`, added as they come, the last into `into`; wide between,
+    and rounded once. Of no parts: zeros.
+    """
+
+    def __init__(self, parts: int, into: torch.Tensor) -> None:
+        self._left, self._into = parts, into
+        self._total: torch.Tensor | None = None
+        self._is_own = False
+        if not parts:
+            into.zero_()
+
+    def add(self, rows: slice, part: torch.Tensor) -> None:
+        """Adds a part of some rows. The first of all rows is not copied, and must stay as it is until the last."""
+        self._left -= 1
+        if not self._left:
+            add_rows(self._into, rows, part, self._total)
+        elif self._total is None and part.shape[2] == self._into.shape[2]:
+            self._total = part
+        else:
+            dtype = wide(part.dtype)
+            target = self._total if self._is_own else self._into.new_empty(self._into.shape, dtype=dtype)
+            assert target is not None
+            add_rows(target, rows, part, self._total)
+            self._total, self._is_own = target, True
+
+
+def add_rows(into: torch.Tensor, rows: slice, part: torch.Tensor, before: torch.Tensor | None) -> None:
+    """into = before, or zeros, with part added to its `rows`: `[b, h, s, d]` each, part of these rows alone. Sums are
+    of the wider of both dtypes, and rounded once. into may be before.
+    """
+    for rest in (slice(0, rows.start), slice(rows.stop, into.shape[2])):
+        if before is None:
+            into[:, :, rest].zero_()
+        elif into is not before:
+            into[:, :, rest].copy_(before[:, :, rest])
+    if before is None:
+        into[:, :, rows].copy_(part)
+    else:
+        torch.add(before[:, :, rows], part, out=into[:, :, rows])

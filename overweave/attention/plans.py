@@ -49,7 +49,9 @@ class Todo(NamedTuple):
             shard = tuple(call.k.new_zeros((sequence.own(source), call.columns)) for _ in TRAVEL)
             todo.piece(source, () if source == call.rank else shard)
             todo.add(self.room(call, sequence.own(source)), self.room(call, sequence.own(source)))
-        todo.finish(self.room(call, sequence.own(call.rank)))
+        own = slice(0, sequence.own(call.rank))
+        for parts in {1, sequence.ranks}:
+            todo.finish([(own, self.room(call, own.stop))] * parts)
 
 
 def run(call: Call, todo: Todo) -> None:
@@ -76,7 +78,7 @@ def _by_library(call: Call, todo: Todo) -> None:
         work.add(tuple(each[at] for each in sums), ())
     if ranks > 1:
         sums = tuple(torch.ops.overweave.reduce_scatter_rows(each, **call.where) for each in sums)
-    work.finish(sums)
+    work.finish([(slice(0, call.sequence.own(call.rank)), sums)])
 
 
 def _by_program(call: Call, todo: Todo) -> None:
@@ -89,11 +91,8 @@ def _by_program(call: Call, todo: Todo) -> None:
         work.add(_rows(own, travel.parts(rank, source)), _rows(own, travel.added(rank, source)))
 
     def finish(own: OwnBuffer) -> None:
-        sums = todo.room(call, call.sequence.own(rank))
-        for keys, places in travel.landed(rank) if todo.is_backward else ():
-            for total, landed in zip(sums, _rows(own, places), strict=True):
-                total[keys] += landed
-        work.finish(sums)
+        landed = travel.landed(rank) if todo.is_backward else ()
+        work.finish([(keys, _rows(own, places)) for keys, places in landed])
 
     program = proven_program(group_of(call.where["group_name"]), travel, call.q.device, todo.kernels(call))
     with program.call() as written:

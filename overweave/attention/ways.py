@@ -82,7 +82,8 @@ class AttentionSetup:
                 source = (self.group.rank - step) % self.group.world_size
                 work.piece(source, self.shards[source] if step else ())
                 work.add(tuple(each[: self.sequence.own(source)] for each in room), ())
-            work.finish(tuple(each[: self.sequence.own(self.group.rank)] for each in room))
+            own = slice(0, self.sequence.own(self.group.rank))
+            work.finish([(own, tuple(each[own] for each in room))])
         return result[0]
 
     def _room(self) -> Rows:

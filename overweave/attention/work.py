@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overweave.attention.pieces import Merged, Result, kernels_for, wide
+from overweave.attention.pieces import Merged, Result, RowSum, add_rows, kernels_for
 from overweave.attention.plain import Seen
 from overweave.attention.sequence import Piece, Sequence, offsets_within
 
 Rows = tuple[torch.Tensor, ...]  # of keys and of values, `[rows, columns]`
+Landed = tuple[slice, Rows]  # some of the own rows, and a part of the gradients of their keys and values
 
 
 class Call(NamedTuple):
@@ -92,7 +93,7 @@ class AttendWork:
     def add(self, room: Rows, earlier: Rows) -> None:
         """It leaves nothing for the owners of keys."""
 
-    def finish(self, sums: Rows) -> None:
+    def finish(self, landed: list[Landed]) -> None:
         """The last piece was merged into the results."""
 
 
@@ -101,8 +102,7 @@ class GradientWork:
 
     def __init__(self, call: Call, of: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...]) -> None:
         self._call, self._of, self._results = call, of, results
-        self._left = call.pieces
-        self._dq: torch.Tensor | None = None  # of the pieces so far, but for the last one
+        self._dq = RowSum(call.pieces, results[0])
         self._parts: tuple[slice, list[torch.Tensor]] | None = None
 
     def piece(self, source: int, shard: Rows) -> None:
@@ -115,20 +115,8 @@ class GradientWork:
         keys, values = call.keys_and_values(piece.keys, shard)
         queries = call.q[:, :, piece.queries]
         dq, *parts = kernels_for(queries).gradients((dout, out, lse), queries, keys, values, seen)
-        self._add_to_queries(piece.queries, dq)
+        self._dq.add(piece.queries, dq)
         self._parts = piece.keys, parts
-
-    def _add_to_queries(self, queries: slice, dq: torch.Tensor) -> None:
-        """Adds to the gradient of all queries, of which the first piece is; the last sum is rounded as it is made."""
-        self._left -= 1
-        if not self._left:
-            add_rows(self._results[0], queries, dq, self._dq)
-        elif self._dq is None:
-            self._dq = dq
-        else:
-            total = torch.empty_like(self._dq, dtype=wide(dq.dtype)) if self._dq.dtype != wide(dq.dtype) else self._dq
-            add_rows(total, queries, dq, self._dq)
-            self._dq = total
 
     def add(self, room: Rows, earlier: Rows) -> None:
         """Makes in room, `[rows, columns]` of the shard, the sum of what the last piece has of its gradients and what
@@ -140,22 +128,9 @@ class GradientWork:
             add_rows(as_heads(rows, part), keys, part, None if before is None else as_heads(before, part))
         self._parts = None
 
-    def finish(self, sums: Rows) -> None:
-        """sums: of the parts of all ranks, of the own keys and values."""
-        for result, total in zip(self._results[1:], (as_heads(each, self._call.k) for each in sums), strict=True):
-            result.copy_(total)
-
-
-def add_rows(into: torch.Tensor, rows: slice, part: torch.Tensor, before: torch.Tensor | None) -> None:
-    """into = before, or zeros, with part added to its `rows`: `[b, h, s, d]` each, part of these rows alone. Sums are
-    of the wider of both dtypes, and rounded once. into may be before.
-    """
-    for rest in (slice(0, rows.start), slice(rows.stop, into.shape[2])):
-        if before is None:
-            into[:, :, rest].zero_()
-        elif into is not before:
-            into[:, :, rest].copy_(before[:, :, rest])
-    if before is None:
-        into[:, :, rows].copy_(part)
-    else:
-        torch.add(before[:, :, rows], part, out=into[:, :, rows])
+    def finish(self, landed: list[Landed]) -> None:
+        """Adds what ranks have of the gradients of the own keys and values, in this order."""
+        for index, result in enumerate(self._results[1:]):
+            total = RowSum(len(landed), result)
+            for keys, parts in landed:
+                total.add(keys, as_heads(parts[index], self._call.k))
