@@ -10,6 +10,7 @@ from overweave.attention import library
 from overweave.attention.sequence import CONTIGUOUS, ZIGZAG
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
+from overweave.ops.call.operands import check_primal
 from overweave.ops.dispatch.route import GroupRank
 from overweave.schedules.records.attention import HEADS, PLANS, SEQUENTIAL
 
@@ -43,6 +44,7 @@ def check_operands(q: object, k: object, v: object, cu_seqlens: object, enable_g
         if not isinstance(x, torch.Tensor) or x.dim() != 4 - is_packed:
             found = f"{name} is {list(x.shape)}" if isinstance(x, torch.Tensor) else f"{name} is a {type(x).__name__}"
             raise InputError(f"{NAME} of {form}", found, "Pass cu_seqlens with packed tokens, and a batch without")
+        check_primal(f"{NAME}: {name}", x)
     assert isinstance(q, torch.Tensor)
     assert isinstance(k, torch.Tensor)
     assert isinstance(v, torch.Tensor)

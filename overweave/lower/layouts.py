@@ -24,11 +24,15 @@ Placement = str  # R, P, or S and a dimension
 Placements = tuple[Placement, ...]
 TensorBox = tuple[Range, ...]  # of a tensor, one range for each dimension
 MOST_AXES = 2
+MOST_DEVICES = 65536  # that a text may count up
 
 _DTENSOR = re.compile(
     r"_?(?:Strided)?(?:(S)(?:hard)?\(?(?:dim=)?(-?\d+).*\)?|(R)(?:eplicate)?(?:\(\))?|(P)(?:artial)?\(?(\w*)\)?)"
 )
-_GSPMD = re.compile(r"\{devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))( last_tile_dim_replicate)?\}")
+_NUMBERS = r"(\d+(?:,\d+)*)"
+_GSPMD = re.compile(
+    rf"\{{devices=\[{_NUMBERS}\](?:<=\[{_NUMBERS}\](?:T\({_NUMBERS}\))?|{_NUMBERS})( last_tile_dim_replicate)?\}}"
+)
 
 
 class RankMesh(Struct, frozen=True):
@@ -62,7 +66,10 @@ class RankMesh(Struct, frozen=True):
 def mesh_of(given: Any) -> RankMesh:
     """A mesh from a shape, a DeviceMesh of torch, or itself. Raises InputError for other dimensions."""
     shape = getattr(given, "shape", given)
-    extents = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
+    extents = (shape,) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else ()
+    if not extents or any(type(extent) is not int for extent in extents):
+        found = f"{given!r:.40} is no shape"
+        raise InputError("mesh", found, "Give a number of ranks, a tuple of one or two, a DeviceMesh or a RankMesh")
     mesh = given if isinstance(given, RankMesh) else RankMesh(extents)
     asked = f"mesh {'x'.join(map(str, mesh.shape))}"
     if not 1 <= len(mesh.shape) <= MOST_AXES or any(extent < 1 for extent in mesh.shape):
@@ -145,7 +152,7 @@ def _of_gspmd(name: str, written: str, mesh: RankMesh, dims: int) -> Placements:
         raise InputError(asked, "no sharding that can be read", "Write {replicated} or {devices=[2,1]<=[2]}")
     tiles, iota, turned, listed, has_rest = match.groups()
     counts = [int(count) for count in tiles.split(",")]
-    devices = _devices(iota, turned, listed)
+    devices = _devices(iota, turned, listed) if prod(counts) == mesh.ranks else []
     if len(counts) != dims + bool(has_rest) or sorted(devices) != list(range(mesh.ranks)) or prod(counts) != mesh.ranks:
         wrong = f"{counts} tiles of {len(devices)} devices, for {dims} dimensions on {mesh.ranks} ranks"
         raise InputError(asked, wrong, "Name each rank of the mesh once, and a count for each dimension")
@@ -162,11 +169,13 @@ def _of_gspmd(name: str, written: str, mesh: RankMesh, dims: int) -> Placements:
 
 
 def _devices(iota: str | None, turned: str | None, listed: str | None) -> list[int]:
-    """GSPMD's order of devices: listed, or counted in a shape whose dimensions are turned."""
+    """GSPMD's order of devices: listed, or counted in a shape whose dimensions are turned; of no such turn none."""
     if iota is None:
         return [int(device) for device in (listed or "").split(",")]
     shape = [int(extent) for extent in iota.split(",")]
     order = [int(dim) for dim in turned.split(",")] if turned else list(range(len(shape)))
+    if sorted(order) != list(range(len(shape))) or prod(shape) > MOST_DEVICES:
+        return []
     strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
     at = product(*(range(shape[dim]) for dim in order))
     return [sum(step * strides[dim] for dim, step in zip(order, steps, strict=True)) for steps in at]

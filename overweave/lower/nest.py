@@ -74,7 +74,7 @@ def parallelize(axis: str, mesh: int) -> Parallelize:
 
 def shard(tensor: str, **cuts: int | tuple[int, ...]) -> Shard:
     """Let a tensor lie in shards: `shard("x", m=0, k=1)`; `shard("k", kv=(0, 1))` cuts an axis twice."""
-    pairs = ((at, axis) for axis, each in cuts.items() for at in ((each,) if isinstance(each, int) else each))
+    pairs = ((at, axis) for axis, each in cuts.items() for at in (each if isinstance(each, tuple) else (each,)))
     return Shard(tensor, tuple(pairs))
 
 
@@ -211,6 +211,9 @@ class _Reader:
     def _loop(self, word: BlockLoop) -> BlockLoop:
         """The loop with its trips, which must be those of all ranks."""
         self._check_axis(word.axis)
+        self._check_numbers(word.trips, word.block)
+        if word.trips and word.block:
+            self._refuse("both trips and a block", "Give one of them")
         if word.block:
             counts = {-(-(hi - lo) // word.block) for lo, hi in self._parts(word.axis)}
             if len(counts) > 1:
@@ -219,9 +222,13 @@ class _Reader:
             word = replace(word, trips=counts.pop())
         if word.trips < 1:
             self._refuse(f"{word.trips} trips", "Give trips, or a block, of at least 1")
-        cut = prod(one.trips for one in self.known.loops if one.axis == word.axis) * word.trips
-        if cut > min(hi - lo for lo, hi in self._parts(word.axis)):
-            self._refuse(f"{cut} blocks of {word.axis} leave some empty", "Take fewer trips")
+        counts_of_axis = [one.trips for one in self.known.loops if one.axis == word.axis] + [word.trips]
+        shortest = min(hi - lo for lo, hi in self._parts(word.axis))
+        for count in counts_of_axis:  # the last block of each cut is the shortest
+            first, last = shard_rows(shortest, count, count - 1)
+            shortest = last - first
+        if not shortest:
+            self._refuse(f"{prod(counts_of_axis)} blocks of {word.axis} leave some empty", "Take fewer trips")
         return word
 
     def _shifted(self, word: Shift) -> tuple[BlockLoop, ...]:
@@ -248,7 +255,12 @@ class _Reader:
         if axis not in self.known.extents:
             self._refuse(f"there is no axis {axis}", f"Name one of {', '.join(self.known.extents)}")
 
+    def _check_numbers(self, *numbers: int) -> None:
+        if any(type(one) is not int or one < 0 for one in numbers):
+            self._refuse("its numbers are none", "Give whole numbers")
+
     def _check_mesh(self, at: int) -> None:
+        self._check_numbers(at)
         if not 0 <= at < len(self.known.mesh.shape):
             self._refuse(f"the mesh has no dimension {at}", f"Use 0 to {len(self.known.mesh.shape) - 1}")
 

@@ -56,8 +56,8 @@ def placements(
     check_request(op, path)
     mesh = mesh_of(mesh)
     names = (X, W) if isinstance(op, MatmulOp) else ("q", "k", "v")
-    if set(inputs) != set(names):
-        found = f"those of {', '.join(map(str, inputs))}"[:80]
+    if not isinstance(inputs, Mapping) or set(inputs) != set(names):
+        found = f"those of {', '.join(map(str, inputs))}"[:80] if isinstance(inputs, Mapping) else f"{inputs!r:.40}"
         raise InputError(f"inputs of a {type(op).__name__}", found, f"Give {', '.join(names)}")
     dims, result = (2, Y) if isinstance(op, MatmulOp) else (3, "o")
     placed = {name: placements_of(f"inputs[{name}]", inputs[name], mesh, dims) for name in names}

@@ -30,6 +30,8 @@ def loops(nest: Nest, *, mesh: Any, path: LoweringPath = "template") -> Lowered:
     is kept above all loops is gathered first, by the path. A step waits for its blocks, alone. Raises InputError, with
     the number of the word, for a nest that is none.
     """
+    if not isinstance(nest, Nest) or not isinstance(nest.words, tuple | list):
+        raise InputError("loops", f"{nest!r:.60} is no nest", "Give lower.Nest(op, (word, ...))")
     check_request(nest.op, path)
     found = read(nest, mesh_of(mesh))
     walk = _MatmulWalk(found, path) if isinstance(nest.op, MatmulOp) else _AttentionWalk(found, path)
@@ -193,6 +195,9 @@ class _MatmulWalk(_Walk):
         for step in self.numbers:
             for rank, blocks in enumerate(found):
                 box, k = self.box(Y, rank, step), self.read.block(rank, "k", step)
+                if k[0] == k[1]:
+                    asked = f"k={self.read.extents['k']} on {self.mesh.ranks} ranks"
+                    raise InputError(asked, f"rank {rank} has nothing to multiply", "Parallelize another axis")
                 if not is_empty(box):
                     blocks[box] = (*blocks.get(box, ()), k)
         return found

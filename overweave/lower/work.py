@@ -16,6 +16,8 @@ from overweave.lower.writer import PATHS, Cuboid, Held, Members
 from overweave.schedules.records.record import LoweringPath
 from overweave.sim.realize import realize
 
+DTYPES = ("bfloat16", "float16", "float32")
+
 
 class MatmulOp(Struct, frozen=True):
     """`x [m, k] @ w [k, n] -> y [m, n]`. slices: Domino's, of the rows of x and of the columns of w: each slice is
@@ -81,8 +83,15 @@ def check_request(op: Op, path: str) -> None:
         size = getattr(op, name)
         if name not in ("dtype", "slices") and (type(size) is not int or size < 1):
             raise InputError(f"{type(op).__name__} with {name}={size}"[:80], "no such size", "Give at least 1")
+    if op.dtype not in DTYPES:
+        found = "no dtype of a matmul or attention"
+        raise InputError(f"{type(op).__name__} with dtype={op.dtype!r:.40}", found, f"Give one of {', '.join(DTYPES)}")
     slices = op.slices if isinstance(op, MatmulOp) else (1, 1)
-    if len(slices) != 2 or any(type(count) is not int or count < 1 for count in slices):
+    if (
+        not isinstance(slices, tuple | list)
+        or len(slices) != 2
+        or any(type(count) is not int or count < 1 for count in slices)
+    ):
         raise InputError(
             f"slices={slices}"[:60], "not two numbers of at least 1", "Give slices of rows, and of columns"
         )
@@ -102,6 +111,9 @@ def plan_of(schedule: Schedule, mesh: RankMesh, dtype: Dtype, path: LoweringPath
     plan = replace(plan, problem=replace(plan.problem, operator=""), realization=realization)
     is_authors = any(isinstance(operation, Apply) for operation in schedule.operations)
     verdict = verify_schedule(schedule) if is_authors else verify_plan(plan, MachineLimits())
+    if path == "direct" and verdict.refusals:  # not all groups and shares of a mesh are a library's
+        found = str(verdict.refusals[0]).replace("\n", " ")[:160]
+        raise InputError(f"path='direct' of {schedule.name}", found, "Use path='template'")
     verdict.raise_if_refused()
     return plan
 

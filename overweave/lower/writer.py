@@ -80,6 +80,9 @@ class Shape(NamedTuple):
         return [((batch * rows + r0, batch * rows + r1), cols) for batch in range(b0, b1)]
 
 
+NOTHING: Cuboid = (0, 0), (0, 0), (0, 0)
+
+
 class Held(NamedTuple):
     """A tensor at one time: the buffer it lies in, and the values of every rank. own: of a caller's tensor the box that
     each rank has, which lies there from the first row and column on; of others every element has its place in the whole
@@ -91,8 +94,8 @@ class Held(NamedTuple):
     own: list[Cuboid] | None = None
 
     def box(self, rank: int) -> Cuboid:
-        """All that a rank has: its values make up a box."""
-        boxes = [box for box, _ in self.values[rank]]
+        """All that a rank has: its values make up a box; an empty one, if it has none."""
+        boxes = [box for box, _ in self.values[rank]] or [NOTHING]
         return _box((min(box[dim][0] for box in boxes), max(box[dim][1] for box in boxes)) for dim in range(3))
 
     def regions(self, rank: int, box: Cuboid) -> tuple[Region, ...]:
@@ -276,9 +279,11 @@ class StepWriter:
 
         Raises InputError for rectangles of unequal widths, which no library takes."""
         label = f"{function}.{next(self._numbers)}"
+        cure = "Use path='template', or sizes that ranks divide"
+        if any(not any(side) for side in (*sources, *destinations)):
+            raise InputError(f"path='direct' of an {function}", "a rank has nothing to send, or to receive", cure)
         widths = {part.shape[1] for side in (*sources, *destinations) for regions in side for part in regions}
         if len(widths) > 1:
-            cure = "Use path='template', or sizes that ranks divide"
             raise InputError(f"path='direct' of an {function}", f"shares of {sorted(widths)} columns", cure)
         for at in range(max(len(regions) for side in (*sources, *destinations) for regions in side)):
             for rank, sent, got in zip(group, sources, destinations, strict=True):

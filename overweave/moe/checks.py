@@ -6,6 +6,7 @@ import torch
 
 from overweave.errors import InputError
 from overweave.moe.fp8 import FP8
+from overweave.ops.call.operands import check_primal
 
 IDS = (torch.int32, torch.int64)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -16,6 +17,7 @@ def check_rows(name: str, x: object, what: str = "x") -> None:
     if not isinstance(x, torch.Tensor) or x.dim() != 2:
         found = f"got {list(x.shape)}" if isinstance(x, torch.Tensor) else f"got {type(x).__name__}"
         raise InputError(f"{name}: {what}, a matrix of rows", found, "Pass [rows, columns]: x.flatten(0, -2)")
+    check_primal(f"{name}: {what}", x)
 
 
 def check_routing(name: str, tokens: int, topk_ids: object, topk_weights: object) -> None:
@@ -48,6 +50,7 @@ def check_weights(name: str, x: torch.Tensor, w: object, bias: object, scale: ob
         )
     if x.dtype not in DTYPES:
         raise InputError(f"{name} in a dtype of {DTYPES}", f"got {x.dtype}", "Pass bf16, fp16 or fp32")
+    check_primal(asked, w)
     if w.shape[0] < least:
         raise InputError(asked, "got no experts", "Pass at least one, alike on all ranks")
     check_bias(f"{name}: bias", bias, list(w.shape[:2]), "Pass a row of floats for each expert")

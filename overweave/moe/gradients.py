@@ -47,7 +47,7 @@ def backward(ctx: Any, grad: torch.Tensor) -> Grads:
 
 def _of_products(call: Grouped, grad: torch.Tensor, needs: dict[str, bool]) -> dict[str, torch.Tensor | None]:
     """Return the gradients by name. Where an epilogue follows the products, these are recomputed."""
-    g = grad.to(call.x.dtype) if call.into is None else _rows_of(grad, call.into).to(call.x.dtype)
+    g = (grad if call.into is None else _stored(grad, call.into)).to(call.x.dtype)
     found: dict[str, torch.Tensor | None] = {}
     is_plain = call._replace(bias=None).epilogue.steps == ()
     if is_plain:
@@ -146,6 +146,12 @@ def _is_row(call: Grouped) -> torch.Tensor:
 def _rows_of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return rows by index; an index out of range is clamped."""
     return x.index_select(0, rows.clamp(0, max(0, x.shape[0] - 1)))
+
+
+def _stored(grad: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of each row where it was stored; zeros, where its index is out of range: it was not."""
+    is_stored = (into >= 0) & (into < grad.shape[0])
+    return torch.where(is_stored.unsqueeze(1), _rows_of(grad, into), 0.0)
 
 
 def _scattered(call: Grouped, dx: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from overweave.errors import InputError
 from overweave.ir.operators.forms import Activation
 from overweave.moe.checks import DTYPES
 from overweave.moe.fp8 import FP8
+from overweave.ops.call.operands import check_primal
 from overweave.runtime.library.grouped import Grouped
 
 _ASKED = "grouped_matmul"
@@ -18,6 +19,8 @@ _ASKED = "grouped_matmul"
 def check(call: Grouped) -> None:
     """Raise InputError for arguments that the operation cannot take."""
     x, w = call.x, call.w
+    for name in ("x", *call.factors):
+        check_primal(f"{_ASKED}: {name}", getattr(call, name))
     if x.dim() != 2 or w.dim() != 3:
         raise _refused(f"x has {x.dim()} dimensions and w {w.dim()}", "Pass x [rows, k] and w [experts, k, n]")
     if x.shape[1] != w.shape[1]:

@@ -21,6 +21,7 @@ from overweave.moe.pairs import FactorLike, RoutedTokens, added, first_factors, 
 from overweave.moe.programs import COLUMNS_STEP, LayerProgram, Sizes, write_gather, write_scatter, write_total
 from overweave.moe.routing import route
 from overweave.moe.slots import add_slots
+from overweave.moe.travelling import dense
 from overweave.ops.author.proven_program import Kernels, proven_program
 from overweave.ops.author.tile_program import TileProgram
 from overweave.ops.call.groups import group_of, refuse
@@ -157,7 +158,7 @@ class SecondMatmul:
 def gathered_products(
     of: Overlapped, given: tuple[torch.Tensor, torch.Tensor], first: FirstMatmul, keeps: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Products, sorted by expert, the experts of all tokens, and all tokens if somebody keeps them, else none. given:
+    """Products, gated and sorted by expert; the experts of all tokens; and all tokens, if somebody keeps them. given:
     the own tokens and their experts."""
     (x, ids), sizes = given, of.sizes
     every = ids.new_empty((sizes.m, sizes.top))
@@ -179,7 +180,7 @@ def gathered_products(
     with program.call() as call:
         write_gather(call, sizes, given, route_all, multiply)
         call.rank_void(first.out)
-    return first.out, every, kept
+    return first.h, every, kept
 
 
 def summed_over_ranks(
@@ -226,13 +227,15 @@ class ExpertWeights(NamedTuple):
 
     def sums(self, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor | None) -> torch.Tensor:
         """Return this rank's part of the sum of each token of x, without biases that its owner adds."""
+        down_bias = None if self.first is None else self.down_bias
         if not self.up.shape[0]:  # a rank without experts: nothing, of which its peers' gradients still hear
             heard = [each[:, :0].sum(1, keepdim=True).to(x.dtype) for each in (x, topk_weights) if each is not None]
+            own = (self.up, self.down, self.up_bias, down_bias)  # of no experts: no elements
+            heard += [each.to(x.dtype).sum() for each in own if each is not None]
             return x.new_zeros(x.shape) + sum(heard)
         ids = self.own_ids(ids)
         routed = routed_tokens(ids, self.up.shape[0])
         h = multiplied(x, routed, None, (self.up, self.up_bias, self.up_scale), self.glu)
-        down_bias = None if self.first is None else self.down_bias
         return added(h, routed, topk_weights, (self.down, down_bias, self.down_scale))
 
 
@@ -252,7 +255,7 @@ def chained(
 ) -> torch.Tensor:
     """Return this rank's tokens of the sum over ranks of a whole layer, without biases that owners of tokens add."""
     sizes, top = of.sizes, of.sizes.top
-    slots = torch.cat([ids, topk_weights.float().contiguous().view(torch.int32)], 1)
+    slots = torch.cat([ids, dense(topk_weights.float()).view(torch.int32)], 1)
     first = FirstMatmul(of, x, (weights.up, weights.up_bias), weights.glu)
     second = SecondMatmul(of, x, (weights.down, None if weights.first is None else weights.down_bias))
 
@@ -337,7 +340,7 @@ def _gathered(
     _agree(group_name, told, m)
     of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), ids.shape[1])
     first = FirstMatmul(of, x, (w, bias), _glu_of(glu))
-    return gathered_products(of, (x.contiguous(), ids.contiguous()), first, keeps)
+    return gathered_products(of, (dense(x), dense(ids)), first, keeps)
 
 
 def _gathered_fake(
@@ -361,8 +364,8 @@ def _summed(
 ) -> torch.Tensor:
     _agree(group_name, told, ids.shape[0])
     of = overlapped_in(group_name, (ids.shape[0], ids.shape[1]), (w.shape[1], h.dtype))
-    own = None if weights is None else weights.float().contiguous()
-    return summed_over_ranks(of, kind, (h.contiguous(), ids.contiguous(), own), w)
+    own = None if weights is None else dense(weights.float())
+    return summed_over_ranks(of, kind, (dense(h), dense(ids), own), w)
 
 
 def _scattered_fake(
@@ -393,7 +396,7 @@ def _gathered_gradient(ctx: Any, dh: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     ids, x, w = ctx.saved_tensors
     needs_x, _, needs_w, needs_bias = ctx.needs_input_grad
     dx = dw = dbias = None
-    dh = dh.contiguous()
+    dh = dense(dh)
     if needs_x:
         dx = torch.ops.overweave.scattered_experts(dh, ids, None, w.transpose(1, 2), **_of_gradients(ctx.options))
     if needs_w or (ctx.has_bias and needs_bias):
@@ -414,27 +417,31 @@ def _keep_summed(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[st
 
 def _scattered_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """Compute the gradient of h by `all_gather_experts`' program, each row's before it is weighed; then the others."""
-    _, ids, w, *_ = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: a checkpoint unpacks them no second time
+    _, ids, w, *_ = saved
     rank, ranks = ctx.options["place"]
     m = ids.shape[0]
     low, high = shard_rows(m, ranks, rank)
     options = _of_gradients(ctx.options) | {"m": m, "keeps": ctx.needs_input_grad[3], "glu": ""}
-    own, dy = ids[low:high].contiguous(), dy.contiguous()
+    own, dy = dense(ids[low:high]), dense(dy)
     raw, _, g = torch.ops.overweave.gathered_experts(dy, own, w.transpose(1, 2), None, **options)
-    return _second_gradients(ctx, routed_tokens(ids, w.shape[0]), raw, g)
+    return _second_gradients(ctx, saved, routed_tokens(ids, w.shape[0]), (raw, g))
 
 
 def _total_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """Compute gradients on each rank alone: all have that of y."""
-    _, ids, w, *_ = ctx.saved_tensors
+    saved = ctx.saved_tensors
+    _, ids, w, *_ = saved
     routed = routed_tokens(ids, w.shape[0])
-    raw = multiplied(dy.contiguous(), routed, None, (w.transpose(1, 2),), None)
-    return _second_gradients(ctx, routed, raw, dy)
+    raw = multiplied(dense(dy), routed, None, (w.transpose(1, 2),), None)
+    return _second_gradients(ctx, saved, routed, (raw, dy))
 
 
-def _second_gradients(ctx: Any, routed: RoutedTokens, raw: torch.Tensor, g: torch.Tensor) -> tuple[Any, ...]:
-    """raw: the gradient of each row of h before it is weighed. g: that of all tokens' sums."""
-    h, ids, _, *weights = ctx.saved_tensors
+def _second_gradients(
+    ctx: Any, saved: tuple[torch.Tensor, ...], routed: RoutedTokens, of: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[Any, ...]:
+    """saved: of `_keep_summed`. of: the gradient of each row of h before it is weighed, and of all tokens' sums."""
+    (h, ids, _, *weights), (raw, g) = saved, of
     needs_h, _, needs_weights, needs_w = ctx.needs_input_grad
     tables, dh, dweights, dw = routed.tables, raw, None, None
     of_rows = None
@@ -477,7 +484,7 @@ def _chained(
     _agree(group_name, told, m)
     of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), 2 * ids.shape[1])
     weights = ExpertWeights(up, down, up_bias, down_bias, _glu_of(glu), first)
-    return chained(of, x.contiguous(), ids.contiguous(), topk_weights, weights)
+    return chained(of, dense(x), dense(ids), topk_weights, weights)
 
 
 def _chained_fake(

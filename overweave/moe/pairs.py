@@ -19,6 +19,7 @@ from overweave.moe.glu import Glu, check_glu, gate_and_up, gated
 from overweave.moe.grouped import grouped_matmul
 from overweave.moe.routing import Routing, as_ids, route
 from overweave.moe.slots import ordered_sum
+from overweave.runtime.library.library import without_autocast
 
 
 class RoutedTokens(NamedTuple):
@@ -194,7 +195,8 @@ def first_factors(factors: FactorLike, glu: Glu | None) -> tuple[torch.Tensor, t
     if glu is None or (w.stride(2) != 1 and glu.interleaved):
         return w.transpose(1, 2), scale, {"bias": bias}
     gate, up = gate_and_up(w.transpose(1, 2), glu)
-    bias, scale = (None if each is None else torch.stack(gate_and_up(each, glu)[::-1], 1) for each in (bias, scale))
+    with without_autocast():  # which has no rule for a stack of fp16 on a CPU
+        bias, scale = (None if each is None else torch.stack(gate_and_up(each, glu)[::-1], 1) for each in (bias, scale))
     return up, scale, {GATE: gate, "activation": glu.activation, "gating": glu.gating, "bias": bias}
 
 

@@ -14,7 +14,7 @@ from overweave.kernels.arguments import SentRows
 from overweave.moe.overlapped import check_ids
 from overweave.moe.routing import route
 from overweave.moe.sending import RowsSender
-from overweave.moe.travelling import Travelling, as_rows, as_words, positions_of
+from overweave.moe.travelling import Travelling, as_rows, as_words, dense, positions_of
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.collectives import WHERE, Exchange, agreed, described
 from overweave.ops.dispatch.torch_ops import TorchOp, define
@@ -234,7 +234,7 @@ def _dispatch_gradient(ctx: Any, dx: Any, _: Any, dweights: Any, *__: Any) -> tu
     ids, *tables = ctx.saved_tensors
     found: list[Any] = [None, None]
     if ctx.needs_input_grad[0]:
-        found[0] = torch.ops.overweave.combine_pushed(dx.contiguous(), None, *tables, **ctx.options)
+        found[0] = torch.ops.overweave.combine_pushed(dense(dx), None, *tables, **ctx.options)
     if ctx.needs_input_grad[2]:
         own = torch.where(ids >= 0, dweights, 0.0)
         found[1] = torch.ops.overweave.combine_pushed(own, None, *tables, **ctx.options).to(ctx.weights_dtype)
@@ -249,7 +249,7 @@ def _keep_combine(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[s
 
 def _combine_gradient(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     tokens, starts, *anchor = ctx.saved_tensors
-    rows = torch.ops.overweave.send_pushed(gradient.contiguous(), tokens, starts, most=ctx.most, **ctx.options)
+    rows = torch.ops.overweave.send_pushed(dense(gradient), tokens, starts, most=ctx.most, **ctx.options)
     return rows, torch.zeros_like(anchor[0]) if anchor else None, None, None, None, None
 
 

@@ -26,7 +26,7 @@ class Travelling(NamedTuple):
         """Return words for each row: its experts, one more than their numbers, so that 0 is none; its weights; its
         scales."""
         floats = [each for each in (self.weights, self.row_scales) if each is not None]
-        words = [self.ids.to(torch.int32) + 1, *(each.float().contiguous().view(torch.int32) for each in floats)]
+        words = [self.ids.to(torch.int32) + 1, *(dense(each.float()).view(torch.int32) for each in floats)]
         return as_words(torch.cat(words, 1))
 
     def targets_and_metadata(self, experts: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,13 +86,21 @@ Dense = TypeVar("Dense", torch.Tensor, torch.Tensor | None)
 
 
 def dense(each: Dense) -> Dense:
-    """Return a contiguous tensor."""
-    return each if each is None else each.contiguous()
+    """Return a tensor whose rows follow each other and whose elements of a row do: of none or one of either torch calls
+    any strides contiguous."""
+    if each is None:
+        return each
+    width = 1
+    for size, stride in zip(reversed(each.shape), reversed(each.stride()), strict=True):
+        if stride != width:
+            return each.clone(memory_format=torch.contiguous_format)
+        width *= max(1, size)
+    return each
 
 
 def as_words(rows: torch.Tensor) -> torch.Tensor:
     """Return rows as int32 words, whole ones of 16 bytes, behind which zeros may stand."""
-    raw = rows.contiguous().view(torch.uint8)
+    raw = dense(rows).view(torch.uint8)
     width = max(WHOLE_BYTES, -(-raw.shape[1] // WHOLE_BYTES) * WHOLE_BYTES)
     if raw.shape[1] < width:
         wide = raw.new_zeros((raw.shape[0], width))

@@ -295,3 +295,15 @@ def calls_in_two_places(plan: str, calls: int) -> list[int]:
 def test_places_that_are_used_by_turns_keep_calls_apart(calls: int, plan: str):
     """Four ranks, so that places are written again within a call: 500 calls, and as many of gradients."""
     assert run_ranks(calls_in_two_places, 4, plan, calls, timeout_s=1200) == [[0, 0]] * 4
+
+
+def test_tangents_are_refused():
+    for found in run_ranks(with_tangent, 1):
+        assert "context_parallel_attention: q: it has a tangent" in found
+
+
+def with_tangent() -> str:
+    q = torch.ones(1, 1, 4, 8)
+    with pytest.raises(InputError) as refused:
+        torch.func.jvp(lambda q: context_parallel_attention(q, q, q), (q,), (q,))
+    return str(refused.value)

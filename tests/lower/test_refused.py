@@ -47,6 +47,23 @@ PLACED: dict[str, tuple[dict[str, Any], str]] = {
         {"op": MatmulOp(24, 24, 1), "inputs": {"x": "S1", "w": "S0"}, "outputs": "P"},
         r"k=1 on 2 ranks: rank 1 has nothing",
     ),
+    "no mesh": ({"mesh": 2.0}, r"mesh: 2.0 is no shape. Give a number of ranks"),
+    "no inputs": ({"inputs": None}, r"inputs of a MatmulOp: None. Give x, w"),
+    "dtype": ({"op": MatmulOp(24, 24, 24, "int8")}, r"dtype='int8': no dtype of a matmul"),
+    "one slice": ({"op": MatmulOp(24, 24, 24, slices=2)}, r"slices=2: not two numbers"),  # type: ignore[arg-type]
+    "a rank without columns": (
+        {"op": AttentionOp(1, 2, 8, 1), "inputs": {"q": "R", "k": "S2", "v": "S0"}, "outputs": "S0", "path": "direct"},
+        r"path='direct' of an all_to_all: a rank has nothing to send, or to receive. Use path='template'",
+    ),
+    "slices of the library": (
+        {
+            "op": MatmulOp(24, 24, 24, slices=(3, 1)),
+            "inputs": {"x": "S1", "w": "S0"},
+            "outputs": "S0",
+            "path": "direct",
+        },
+        r"path='direct' of matmul: .*out of bounds.*Use path='template'",
+    ),
     "few GPUs": ({"mesh": RankMesh((9,), mesh())}, r"mesh 9: full_mesh8 has 8 GPUs"),
     "no such op": ({"op": "matmul"}, r"lower: a str. Give a lower.MatmulOp"),
     "partial attention": (
@@ -77,6 +94,10 @@ NESTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "trips": ((loop("k", 0),), r"word 0, loop.*: 0 trips"),
     "unequal trips": ((parallelize("m", 0), loop("m", block=4)), r"word 1, loop.*: ranks take 3 and 4 trips"),
     "empty blocks": ((loop("k", 30),), r"word 0, loop.*: 30 blocks of k leave some empty"),
+    "an empty last block": ((loop("m", 5), loop("m", 4)), r"word 1, loop.*: 20 blocks of m leave some empty"),
+    "both": ((loop("k", 2, block=12),), r"word 0, loop.*: both trips and a block. Give one of them"),
+    "no number": ((loop("k", 2.0),), r"word 0, loop.*: its numbers are none. Give whole numbers"),  # type: ignore[arg-type]
+    "no mesh dimension": ((parallelize("m", "0"),), r"word 0, .*: its numbers are none"),  # type: ignore[arg-type]
     "no loop": ((shift("k", 0),), r"word 0, shift.*: no loop of k stands above it"),
     "ranks": ((loop("k", 3), shift("k", 0)), r"word 1, shift.*: 3 trips over 2 ranks"),
     "far": ((loop("k", 2), shift("k", 0, by=2)), r"word 1, shift.*: blocks would come from ranks 2 away"),
@@ -107,6 +128,14 @@ def test_nests_are_refused(name: str):
     assert "\n" not in str(refused.value)
 
 
+def test_what_is_no_nest_is_refused():
+    for nest in (None, Nest(OP, parallelize("m", 0))):  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="is no nest"):
+            loops(nest, mesh=2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="rank 1 has nothing to multiply"):
+        loops(Nest(MatmulOp(8, 8, 1), (parallelize("k", 0), shard("y", m=0))), mesh=2)
+
+
 def test_softmax_is_of_all_keys():
     with pytest.raises(InputError, match=r"parallelize\('kv', 0\): softmax is of all keys. Walk kv in a loop"):
         loops(Nest(SEQUENCE, (parallelize("kv", 0),)), mesh=2)
@@ -132,6 +161,8 @@ def test_the_words_of_three_compilers_are_read():
         ("{devices=[3,1]<=[3]}", "Name each rank of the mesh once"),
         ("{devices=[4,2]<=[8]}", "do not follow the dimensions of mesh"),
         ("{manual}", "no sharding that can be read"),
+        ("{devices=[8,1]<=[2,4]T(5,0)}", "Name each rank of the mesh once"),
+        ("{devices=[,]<=[8]}", "no sharding that can be read"),
         ("S2R", "mesh dimension 2 of 2"),
         ("S0S0", "mesh dimension 0 cuts it twice"),
         ("S10R", "a later mesh dimension cuts first"),

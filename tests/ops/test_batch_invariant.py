@@ -52,6 +52,7 @@ class Calls(NamedTuple):
     operator: str
     plans: tuple[str, ...] = ()
     norm: bool = False
+    activation: str | None = None
     dtype: torch.dtype = BF16
 
 
@@ -68,7 +69,8 @@ def rows_of(calls: Calls, tokens: int, plan: str | None) -> torch.Tensor:
     x = x.reshape(-1, K) if record.exchanges else x[0, slice(*shard_rows(tokens, size, rank))] if is_gather else x[0]
     given = {"m": tokens} if is_gather else {}
     normed = {"norm": ow.RmsNorm(torch.ones(N, dtype=calls.dtype))} if calls.norm else {}
-    y = getattr(ow, calls.operator)(x.contiguous(), w, plan=plan, **given, **normed)
+    after = {"activation": calls.activation} if calls.activation else {}
+    y = getattr(ow, calls.operator)(x.contiguous(), w, plan=plan, **given, **normed, **after)
     y = torch.cat(y, dim=1) if isinstance(y, tuple) else y
     if record.exchanges:
         return y.view(size, tokens, N)
@@ -110,6 +112,13 @@ def test_so_it_has_in_other_groups_and_in_fp32(operator: str, world_size: int):
 @pytest.mark.parametrize("operator", ["matmul_reduce_scatter", "matmul_all_reduce"])
 def test_so_has_its_norm(operator: str):
     assert run_ranks(differing, 2, Calls(operator, norm=True)) == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", ["matmul_reduce_scatter", "matmul_all_reduce"])
+def test_so_have_activations_of_sums(operator: str):
+    """In fp32, where torch's vectors and what is behind them round unlike."""
+    assert run_ranks(differing, 2, Calls(operator, activation="silu", dtype=FP32)) == [[], []]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -162,8 +162,15 @@ def check_plain(asked: str, tensor: object) -> None:
     except RuntimeError:
         cure = "Call it outside of torch.func and vmap: it has no rules for them"
         raise InputError(asked, "it has no memory of its own: a transform of torch.func wraps it", cure) from None
-    if current_level() >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-        raise InputError(asked, "it has a tangent", "Pass the primal: there are no gradients, forward or backward")
+    check_primal(asked, tensor)
+
+
+def check_primal(asked: str, tensor: torch.Tensor) -> None:
+    """A tensor that forward-mode AD gave no tangent: a result would drop it. Raises InputError."""
+    if torch.compiler.is_compiling() or current_level() < 0:
+        return
+    if forward_ad.unpack_dual(tensor).tangent is not None:
+        raise InputError(asked, "it has a tangent", "Pass the primal: there are no gradients of forward mode")
 
 
 def check_operands(operator: str, x: torch.Tensor, *weights: torch.Tensor, shard_of: Group | None = None) -> bool:

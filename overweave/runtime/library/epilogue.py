@@ -133,9 +133,16 @@ def _end(epilogue: Epilogue, tensors: Mapping[str, torch.Tensor]) -> End:
 
 
 def _sum_epilogue(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
-    return lambda total, out: apply_epilogue(
-        total, slice(*out.rows), problem.sum_epilogue, slice_columns(tensors, out.cols, problem.n)
-    )
+    def end(total: torch.Tensor, out: Region) -> None:
+        rows, beside = slice(*out.rows), slice_columns(tensors, out.cols, problem.n)
+        if not problem.batch_invariant:
+            apply_epilogue(total, rows, problem.sum_epilogue, beside)
+            return
+        # Torch's activations on a CPU round the elements behind the last whole vector otherwise than the others.
+        for at, row in enumerate(total.split(1) if total.numel() else ()):
+            apply_epilogue(row, slice(rows.start + at, rows.start + at + 1), problem.sum_epilogue, beside)
+
+    return end
 
 
 def slice_columns(tensors: Mapping[str, torch.Tensor], columns: Range, width: int) -> Mapping[str, torch.Tensor]:
