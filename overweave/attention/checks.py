@@ -44,6 +44,9 @@ def check_operands(q: object, k: object, v: object, cu_seqlens: object, enable_g
         if not isinstance(x, torch.Tensor) or x.dim() != 4 - is_packed:
             found = f"{name} is {list(x.shape)}" if isinstance(x, torch.Tensor) else f"{name} is a {type(x).__name__}"
             raise InputError(f"{NAME} of {form}", found, "Pass cu_seqlens with packed tokens, and a batch without")
+        if x.layout is not torch.strided or x.is_nested:
+            found = f"{name} is {'nested' if x.is_nested else x.layout}"
+            raise InputError(f"{NAME} of dense tensors", found, "Pass packed tokens with cu_seqlens, or x.to_dense()")
         check_primal(f"{NAME}: {name}", x)
     assert isinstance(q, torch.Tensor)
     assert isinstance(k, torch.Tensor)
@@ -112,7 +115,7 @@ def all_tokens(place: GroupRank, own: int, asked: Asked) -> int:
 
 def chosen_plan(heads: tuple[int, int], ranks: int, has_documents: bool, asked: Asked) -> str:
     """The plan that is asked for, or the first that can run. heads: of q and k. Raises InputError."""
-    if asked.plan is not None and asked.plan not in PLANS:
+    if asked.plan is not None and not (isinstance(asked.plan, str) and asked.plan in PLANS):
         found = "there is no such plan"
         raise InputError(f"{NAME} with plan {str(asked.plan)[:40]!r}", found, f"Use one of {', '.join(PLANS)}")
     window = asked.window

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from overweave.errors import InputError
 from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 
@@ -22,7 +23,11 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     x: `[..., k]`, bf16, fp16 or fp32, such as tokens `[t, k]` or weights of experts `[experts, n, k]`. Returns values
     e4m3 `[..., k]` and scales fp32 `[...]`. On a GPU one launch. Gradients: none; a backward through it raises.
+    Raises InputError for what has no rows.
     """
+    if not isinstance(x, torch.Tensor) or x.dim() < 2 or not x.is_floating_point():
+        found = f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+        raise InputError("quantise_rows of x [..., k]", f"got {found}", "Pass rows in bf16, fp16 or fp32")
     values, scales = torch.ops.overweave.quantised_rows(x.flatten(0, -2))
     return values.view(x.shape), scales.view(x.shape[:-1])
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 
 from overweave.moe import gradients
-from overweave.moe.operands import check
+from overweave.moe.operands import check, check_tensors
 from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 from overweave.runtime.library import grouped as reference
@@ -60,6 +60,8 @@ def grouped_matmul(
     Where `offs` descend or exceed the rows, a CPU raises InputError; a GPU makes the whole result NaN. Differentiable
     in x, w, gate, bias and row_weights, except of fp8. Raises InputError for arguments it cannot take.
     """
+    beside = {"bias": bias, "gate": gate, "rows": rows, "into": into, "row_weights": row_weights}
+    check_tensors({"x": x, "w": w, "offs": offs}, beside | {"scale_x": scale_x, "scale_w": scale_w})
     if out_dtype is None:
         out_dtype = torch.bfloat16 if scale_x is not None else x.dtype
     optional = bias, gate, activation or "", rows, into, row_weights, scale_x, scale_w

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 import torch
@@ -16,11 +17,20 @@ from overweave.runtime.library.grouped import Grouped
 _ASKED = "grouped_matmul"
 
 
+def check_tensors(required: Mapping[str, object], optional: Mapping[str, object]) -> None:
+    """Raise InputError for what is no tensor."""
+    for name, given in (*required.items(), *optional.items()):
+        if not isinstance(given, torch.Tensor) and not (given is None and name in optional):
+            raise _refused(f"{name} is a {type(given).__name__}", "Pass a torch.Tensor")
+
+
 def check(call: Grouped) -> None:
     """Raise InputError for arguments that the operation cannot take."""
     x, w = call.x, call.w
     for name in ("x", *call.factors):
         check_primal(f"{_ASKED}: {name}", getattr(call, name))
+    if any(not isinstance(each, int | float) for each in call.gating):
+        raise _refused(f"gating is {call.gating}", "Pass (limit, slope, shift), three numbers")
     if x.dim() != 2 or w.dim() != 3:
         raise _refused(f"x has {x.dim()} dimensions and w {w.dim()}", "Pass x [rows, k] and w [experts, k, n]")
     if x.shape[1] != w.shape[1]:

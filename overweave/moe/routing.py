@@ -75,10 +75,12 @@ def route(topk_ids: torch.Tensor, experts: int, sources: int = 1) -> Routing:
 def _sizes(topk_ids: torch.Tensor, experts: int, sources: int) -> RoutingSizes:
     """Return the sizes of a routing. Raises InputError for what no routing can be."""
     asked = f"route to {experts} experts"
-    if topk_ids.dim() != 2 or topk_ids.dtype != torch.int32:
-        raise InputError(asked, f"topk_ids are {topk_ids.dtype} {tuple(topk_ids.shape)}", "Pass int32 [tokens, top]")
-    if experts < 1 or sources < 1:
-        raise InputError(asked, f"{experts} experts, tokens of {sources} sources", "Pass one or more of both")
+    if not isinstance(topk_ids, torch.Tensor) or topk_ids.dim() != 2 or topk_ids.dtype != torch.int32:
+        is_tensor = isinstance(topk_ids, torch.Tensor)
+        found = f"{topk_ids.dtype} {tuple(topk_ids.shape)}" if is_tensor else type(topk_ids).__name__
+        raise InputError(asked, f"topk_ids are {found}", "Pass int32 [tokens, top]")
+    if not all(isinstance(each, int | torch.SymInt) and each >= 1 for each in (experts, sources)):
+        raise InputError(asked, f"{experts} experts, tokens of {sources} sources", "Pass numbers of one or more")
     tokens, top = topk_ids.shape
     if tokens * top >= MOST_PAIRS:
         raise InputError(asked, f"{tokens} tokens of {top} experts each", f"Pass fewer than {MOST_PAIRS} pairs")

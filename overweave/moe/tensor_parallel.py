@@ -138,7 +138,8 @@ def experts_reduce_scatter(
             low, high = shard_rows(tokens, place.world_size, place.rank)
             ids = ids[low:high]
         else:
-            tokens = _all_tokens(name, place, ids.shape[0], m)
+            own = ids.shape[0] if isinstance(ids, torch.Tensor) and ids.dim() else 0
+            tokens = _all_tokens(name, place, own, m)
         check_second(name, h, ids, topk_weights, (w, bias, scale_w), tokens)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights, "bias": bias}))
         is_quicker = not _is_differentiated(h, w, bias, topk_weights) and _is_quicker(place, h, tokens, w.shape[1])

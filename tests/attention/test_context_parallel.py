@@ -199,6 +199,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a layout that nobody knows": ({"sequence": "striped"}, "contiguous, zigzag"),
     "zigzag of odd pieces": ({"sequence": "zigzag"}, "Pad to a multiple of 4"),
     "tokens dealt otherwise": ({"tokens": 9}, "passes 3 of tokens=9"),
+    "a sparse tensor": ({"q": X.to_sparse()}, "q is torch.sparse_coo"),
+    "a list of plans": ({"plan": ["ring"]}, "sequential, per_shard"),
     "no such plan": ({"plan": "push"}, "sequential, per_shard, ring, double_ring, heads"),
     "a window of nothing": ({"window": 0, "is_causal": True}, "its own the last"),
     "a window that sees ahead": ({"window": 2}, "is_causal=True"),

@@ -142,6 +142,10 @@ def test_the_fake_has_the_shapes_of_the_real_one():
 REFUSED: dict[str, dict[str, Any]] = {
     "k": {"w": torch.zeros(5, K + 1, N)},
     "dtypes": {"w": torch.zeros(5, K, N, dtype=torch.bfloat16)},
+    "lists": {"offs": [3, 3, 10, 25, 28]},
+    "no weights": {"w": None},
+    "a number for a bias": {"bias": 5},
+    "gating in words": {"gate": torch.zeros(5, K, N), "gating": ("a", 1.0, 0.0)},
     "a number type": {"x": torch.zeros(ROWS, K).long(), "w": torch.zeros(5, K, N).long()},
     "dimensions": {"x": torch.zeros(ROWS)},
     "no expert": {"w": torch.zeros(0, K, N), "offs": torch.zeros(0, dtype=torch.int32)},

@@ -48,7 +48,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an id below none": {"topk_ids": torch.tensor([[-2]], dtype=torch.int32)},
     "int64": {"topk_ids": torch.zeros(2, 2).long()},
     "one dimension": {"topk_ids": torch.zeros(2, dtype=torch.int32)},
+    "a list": {"topk_ids": [[1]]},
     "no expert": {"experts": 0},
+    "a broken number of experts": {"experts": 2.0},
     "no source": {"sources": 0},
 }
 
