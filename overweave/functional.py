@@ -90,6 +90,10 @@ def all_gather_linear(
     layer = _prepare_layer(_GATHER, x, weight, group, (0, main_grad))
     rows = gathered_rows((layer.operator, layer.group_rank), x, dim, size)
     gate_operand = None if gate is None else _weight_operand(layer, gate, "gate", (0, main_grad))
+    if residual is not None:
+        _check_shapes(layer, rows.shape, [residual], [x])
+        if not isinstance(weight, torch.Tensor):
+            raise _layer_error(layer, "residual", "it is beside several weights", "Add it to the result that it is for")
     # The operator adds the residual only if its rows have the order of y.
     fused = None if residual is None or not rows.is_in_order else residual.reshape(-1, residual.shape[-1]).contiguous()
     operands = {
@@ -99,7 +103,7 @@ def all_gather_linear(
     outputs = _run_operator(layer, operands, {"save": save, "backward_plan": backward_plan})
     results = [rows.restored(each) for each in outputs]
     if residual is not None and fused is None:
-        results[0] = results[0] + residual
+        results[0] = results[0] + residual.to(results[0].dtype)
     gathered = results.pop() if return_gathered else None
     y = results[0] if isinstance(weight, torch.Tensor) else tuple(results)
     return (y, gathered) if return_gathered else y
@@ -152,6 +156,8 @@ def linear_reduce_scatter(
     layer = _prepare_layer(_SCATTER, x, weight, group, (1, main_grad))
     parts = [scattered_rows((layer.operator, layer.group_rank), each, dim) for each in xs]
     rows = parts[0]
+    if residual is not None or norm is not None or len(xs) > 1:
+        _check_shapes(layer, rows.shape, [residual, None if norm is None else norm.residual], xs)
     operands = {
         "x": [part.matrix for part in parts] if len(parts) > 1 else rows.matrix, "w": layer.weights,
         "bias": _bias_operand(layer, bias, None), "activation": activation,
@@ -191,6 +197,8 @@ def linear_all_reduce(
     """
     layer = _prepare_layer(_REDUCE, x, weight, group, (1, main_grad))
     xs = [x] if isinstance(x, torch.Tensor) else list(x)
+    if residual is not None or norm is not None or len(xs) > 1:
+        _check_shapes(layer, xs[0].shape[:-1], [residual, None if norm is None else norm.residual], xs)
     shape, parts = (*xs[0].shape[:-1], layer.columns), [matrix_of(each) for each in xs]
     operands = {
         "x": parts if len(parts) > 1 else parts[0], "w": layer.weights,
@@ -285,6 +293,23 @@ def _prepare_layer(
     if len({each.is_contiguous() for each in operands}) > 1:
         operands = [each.t().contiguous().t() for each in operands]
     return layer._replace(weights=operands if len(weights) > 1 else operands[0], columns=operands[0].shape[1])
+
+
+def _check_shapes(layer: _Layer, rows: tuple[int, ...], added: list[Any], xs: list[torch.Tensor]) -> None:
+    """Compare what is flattened to matrices: a residual must have the shape of y, and all x have the same rows. rows:
+    the dimensions of y before its last. A compiler sees the sizes of matrices alone. Raises InputError."""
+    if is_read_by_compiler():
+        return
+    for residual in added:
+        if isinstance(residual, torch.Tensor) and tuple(residual.shape) != (*rows, layer.columns):
+            found = f"got {list(residual.shape)}"
+            raise _layer_error(layer, f"residual {[*rows, layer.columns]}", found, "Pass it in the shape of the result")
+    for each in xs[1:]:
+        if each.shape[:-1] != xs[0].shape[:-1]:
+            found = f"got {list(each.shape)} beside {list(xs[0].shape)}"
+            raise _layer_error(
+                layer, "x of the same rows in all products", found, "Pass x of one shape but for columns"
+            )
 
 
 def _is_plain(weight: Any, x: Any) -> TypeGuard[torch.Tensor]:

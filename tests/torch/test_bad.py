@@ -201,3 +201,28 @@ def late_results() -> list[bool]:
 
 def test_results_under_way_are_waited_for():
     assert run_ranks(late_results, 2) == [[True] * 6] * 2
+
+
+def unlike_shapes() -> list[str]:
+    """Of operands that are flattened to matrices of the right size, and have another shape than the result's."""
+    x, weight = torch.zeros(2, 3, K), torch.zeros(5, K)
+    turned, norm = torch.zeros(3, 2, 5), ow.RmsNorm(torch.ones(5), torch.zeros(3, 2, 5))
+    calls: list[Callable[[], Any]] = [
+        lambda: woven.linear_all_reduce(x, weight, residual=turned),
+        lambda: woven.linear_all_reduce(x, weight, norm=norm),
+        lambda: woven.linear_reduce_scatter(torch.zeros(4, 3, K), weight, residual=turned),
+        lambda: woven.all_gather_linear(x, weight, residual=torch.zeros(3, 4, 5)),
+        lambda: woven.all_gather_linear(x, [weight, weight], dim=1, residual=torch.zeros(2, 6, 5)),
+        lambda: woven.linear_all_reduce([x, torch.zeros(3, 2, 4)], [weight, torch.zeros(5, 4)]),
+    ]
+    return [raised(each)[1] for each in calls]
+
+
+def test_a_residual_has_the_shape_of_the_result_and_all_inputs_have_one():
+    for residual, norm, scattered, gathered, several, inputs in run_ranks(unlike_shapes, 2):
+        assert "residual [2, 3, 5]: got [3, 2, 5]" in residual
+        assert "residual [2, 3, 5]: got [3, 2, 5]" in norm
+        assert "residual [2, 3, 5]: got [3, 2, 5]" in scattered
+        assert "residual [4, 3, 5]: got [3, 4, 5]" in gathered
+        assert "beside several weights" in several
+        assert "got [3, 2, 4] beside [2, 3, 8]" in inputs

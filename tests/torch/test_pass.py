@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -230,6 +230,35 @@ def all_sizes_vary() -> list[str]:
 @pytest.mark.slow
 def test_graphs_all_of_whose_sizes_vary_are_right():
     assert run_ranks(all_sizes_vary, 2, timeout_s=120.0) == [[]] * 2
+
+
+def off_by_inductor() -> list[str]:
+    """For `run_ranks`: of graphs that Inductor has compiled, in which a collective is left beside others, or a gathered
+    tensor is transposed, those that are not eager torch's."""
+    group = dist.group.WORLD
+    w = torch.randn(K, 6, generator=torch.Generator().manual_seed(dist.get_rank()))
+    x = torch.randn(4, K, generator=torch.Generator().manual_seed(12 + dist.get_rank()))
+    functions = {
+        "two sums": lambda x: (all_reduce(x @ w, "sum", group), all_reduce((x * 2) @ w, "sum", group)),
+        "a sum beside": lambda x: (all_reduce(x * 2, "sum", group), all_reduce(x @ w, "sum", group)),
+        "a transposed shard": lambda x: (all_gather_tensor(x.t(), 0, group) @ torch.ones(4, 3),),
+    }
+    found = []
+    ow.install(graphs=True)
+    try:
+        for (name, function), is_dynamic in product(functions.items(), (False, True)):
+            torch._dynamo.reset()
+            pairs = zip(torch.compile(function, dynamic=is_dynamic)(x), function(x), strict=True)
+            if not all(torch.allclose(one, other, atol=1e-4) for one, other in pairs):
+                found.append(f"{name}, dynamic {is_dynamic}")
+        return found
+    finally:
+        ow.uninstall()
+
+
+@pytest.mark.slow
+def test_what_is_left_beside_what_is_fused_is_right_by_inductor():
+    assert run_ranks(off_by_inductor, 2, timeout_s=180.0) == [[], []]
 
 
 def left() -> list[str]:

@@ -4,7 +4,7 @@ compiled equal graphs; else the unfused collectives of torch and matmuls that it
     all_gather_matmul(x, w[], bias)                       y[], and the gathered rows
     matmul_reduce_scatter(x[], w[], biases[])             the sum over ranks of x[i] @ w[i] and of all biases
     matmul_all_reduce(x[], w[], biases[])                 the same, on every rank
-    beside(x)                                             x; compares graphs before a collective that is not fused
+    beside(x)                                             a copy of x; compares graphs before a collective left to torch
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def _run_operator(operator: Operator, group_name: str, given: OperatorArguments)
 def _gather_arguments(
     x: torch.Tensor, w: TensorList, bias: torch.Tensor | None, return_gathered: bool
 ) -> OperatorArguments:
-    return {"x": x, "w": w if len(w) > 1 else w[0], "bias": bias, "return_gathered": return_gathered}
+    # Inductor may lay a copy of a transposed tensor out as the tensor is.
+    return {"x": x.contiguous(), "w": w if len(w) > 1 else w[0], "bias": bias, "return_gathered": return_gathered}
 
 
 def _gather(
@@ -218,7 +219,8 @@ class _Sum:
 
 
 def _sum_arguments(x: TensorList, w: TensorList) -> OperatorArguments:
-    return {"x": x if len(x) > 1 else x[0], "w": w if len(w) > 1 else w[0]}
+    rows = [each.contiguous() for each in x]
+    return {"x": rows if len(rows) > 1 else rows[0], "w": w if len(w) > 1 else w[0]}
 
 
 def _consecutive_slices(lengths: Sequence[int]) -> list[slice]:
@@ -242,8 +244,8 @@ def _compare(x: torch.Tensor, *, group_name: str, decisions: str) -> torch.Tenso
 
 
 def _compare_shapes(x: torch.Tensor, *, group_name: str, decisions: str) -> torch.Tensor:
-    view: torch.Tensor = torch.ops.aten.alias(x)
-    return view
+    # No view of x: Inductor gives its memory away while the collective works there in place (torch 2.13).
+    return x.clone()
 
 
 def _define_op(name: str, schema: str, kernel: Callable[..., Any], shapes: Callable[..., Any]) -> OpOverload:
@@ -261,7 +263,7 @@ def _sum(operator: Operator) -> OpOverload:
 
 GATHERED = _define_op(all_gather_matmul.OPERATOR.name, _GATHER, _gather, _gather_shapes)
 SCATTERED, REDUCED = _sum(matmul_reduce_scatter.OPERATOR), _sum(matmul_all_reduce.OPERATOR)
-COMPARE = _define_op("beside", f"(Tensor(a) x, *, {_GROUP_AND_DIGEST}) -> Tensor(a)", _compare, _compare_shapes)
+COMPARE = _define_op("beside", f"(Tensor x, *, {_GROUP_AND_DIGEST}) -> Tensor", _compare, _compare_shapes)
 
 
 # Ranks with equal digests call the same collectives, fused or not, in the same order.

@@ -71,7 +71,7 @@ def verdict(a: Timeline, b: Timeline) -> str:
 
 def _timelines(argument: str, shape: str | None, world: int, machine: Machine) -> tuple[Timeline, ...]:
     """Return those of a trace file, or the simulated one. Raises InputError and ScheduleError."""
-    name, *options = argument.split()
+    name, *options = argument.split() or [""]
     if family_of(name) is not None:
         return (_simulated(*plan_of_program(name, shape, options_of(options), (world, machine)), machine),)
     if name in METHODS:

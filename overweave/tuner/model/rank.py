@@ -215,7 +215,7 @@ def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Calla
         if candidate.is_by_torch and not machine.has_measured(OUTSIDE[candidate.plan].curve, problem.world_size):
             return None
         candidate = fit_groups(simulated, target, candidate)
-        share = simulated.m / max(problem.m, 1)
+        share = simulated.m / problem.m if problem.m else 1.0
         us = predict_us(simulated, target, candidate, machine, limit_us * share)
         return None if us is None else us / share
 
