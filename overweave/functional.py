@@ -301,8 +301,9 @@ def _check_shapes(layer: _Layer, rows: tuple[int, ...], added: list[Any], xs: li
     if is_read_by_compiler():
         return
     for residual in added:
-        if isinstance(residual, torch.Tensor) and tuple(residual.shape) != (*rows, layer.columns):
-            found = f"got {list(residual.shape)}"
+        is_tensor = isinstance(residual, torch.Tensor)
+        if residual is not None and not (is_tensor and tuple(residual.shape) == (*rows, layer.columns)):
+            found = f"got {list(residual.shape) if is_tensor else type(residual).__name__}"
             raise _layer_error(layer, f"residual {[*rows, layer.columns]}", found, "Pass it in the shape of the result")
     for each in xs[1:]:
         if each.shape[:-1] != xs[0].shape[:-1]:
@@ -360,7 +361,12 @@ def _norm_operand(norm: RmsNorm | None, as_rows: Callable[[torch.Tensor], torch.
 
 
 def _bias_operand(layer: _Layer, bias: Any, shard_dim: int | None) -> torch.Tensor | None:
-    return None if bias is None else _local_shard(layer, bias, "bias", shard_dim).contiguous()
+    if bias is None:
+        return None
+    if not isinstance(bias, torch.Tensor):
+        raise _layer_error(layer, "bias [n]", f"got {type(bias).__name__}", "Pass a torch.Tensor")
+    shard: torch.Tensor = _local_shard(layer, bias, "bias", shard_dim).contiguous()
+    return shard
 
 
 def _local_shard(layer: _Layer, tensor: Any, name: str, shard_dim: int | None) -> Any:
@@ -370,6 +376,10 @@ def _local_shard(layer: _Layer, tensor: Any, name: str, shard_dim: int | None) -
     """
     if not _is_dtensor(tensor):
         return tensor
+    mesh = tensor.device_mesh
+    if mesh.ndim != 1 or (mesh is not layer.group and group_rank_of(mesh).ranks != layer.group_rank.ranks):
+        asked, found = f"{name} on the ranks of {layer.group_rank.name!r}", f"it lies on {mesh}"[:100]
+        raise _layer_error(layer, asked, found, "Distribute it over the layer's group, or pass its local shard")
     (placement,) = tensor.placements
     if not (placement.is_shard(shard_dim) if shard_dim is not None else placement.is_replicate()):
         required = f"Shard({shard_dim})" if shard_dim is not None else "Replicate()"

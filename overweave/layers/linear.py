@@ -155,8 +155,16 @@ def local(parameter: Any) -> Any:
     return parameter.to_local() if hasattr(parameter, "device_mesh") else parameter
 
 
+def _is_its_weight(layer: Any) -> bool:
+    """Whether a column-parallel layer's weight and bias say all that a call of it computes: nobody has replaced, hooked
+    or parametrized it."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return type(layer) is ColumnParallelLinear and not hooks and "forward" not in vars(layer)
+
+
 class QkvParallelLinear(nn.Module):
-    """Query, key and value of the same rows: three column-parallel layers, `q`, `k` and `v`, over one gather.
+    """Query, key and value of the same rows: three column-parallel layers, `q`, `k` and `v`, over one gather. One that
+    was hooked, replaced or parametrized, or has no bias where others have, is called, and gathers for itself.
 
     widths: of query, key and value, each of which W must divide. dim, save: as of `ColumnParallelLinear`.
     """
@@ -180,10 +188,12 @@ class QkvParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x: `[.., S/W, .., k]`, or all rows if `dim` is None. Returns q, k and v: this rank's columns of all rows."""
-        if self.dim is None:
-            return self.q(x), self.k(x), self.v(x)
         layers = (self.q, self.k, self.v)
+        if self.dim is None or not all(map(_is_its_weight, layers)):
+            return self.q(x), self.k(x), self.v(x)
         biases = [each for layer in layers if (each := local(layer.bias)) is not None]
+        if len(biases) not in (0, len(layers)):
+            return self.q(x), self.k(x), self.v(x)
         bias = torch.cat(biases) if biases else None
         weights = [layer.weight for layer in layers]
         q, k, v = all_gather_linear(x, weights, bias, self.group, dim=self.dim, save=self.save)
@@ -193,7 +203,8 @@ class QkvParallelLinear(nn.Module):
 class SwiGluMlp(nn.Module):
     """`down(silu(gate(x)) * up(x))`: the all-gather of x overlaps with gate and up, the reduce-scatter with down.
 
-    dim: along which x and the result are sharded; None: both are whole on every rank, and down all-reduces.
+    dim: along which x and the result are sharded; None: both are whole on every rank, and down all-reduces. Where gate
+    or up was hooked, replaced or parametrized, both are called, and each gathers for itself.
     """
 
     def __init__(
@@ -216,7 +227,7 @@ class SwiGluMlp(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: `[.., S/W, .., k]`, or `[.., k]` if `dim` is None. Returns that shape. residual: added to the result."""
-        if self.dim is None:
+        if self.dim is None or not (_is_its_weight(self.gate) and _is_its_weight(self.up)):
             inner = silu(self.gate(x)) * self.up(x)
         else:
             inner = all_gather_linear(

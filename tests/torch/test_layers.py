@@ -107,3 +107,32 @@ def refused() -> None:
 @pytest.mark.bad
 def test_what_has_no_part_is_refused():
     run_ranks(refused, 2)
+
+
+def hooked() -> list[str]:
+    """For `run_ranks`: blocks whose parts were hooked, or lack a bias, that are not what they are of whole rows."""
+    found = []
+    x = torch.randn(4, K, generator=torch.Generator().manual_seed(0))
+    for name in ("a hook", "weight_norm", "no bias"):
+        made = []
+        for dim in (None, 0):
+            torch.manual_seed(5)
+            mlp = ow.SwiGluMlp(K, N, dim=dim)
+            qkv = ow.QkvParallelLinear(K, (N, N, N), name == "no bias", dim=dim)
+            if name == "a hook":
+                mlp.gate.register_forward_hook(lambda _, given, y: y * 3)
+                qkv.q.register_forward_hook(lambda _, given, y: y * 3)
+            elif name == "weight_norm":
+                nn.utils.parametrizations.weight_norm(mlp.up)
+                nn.utils.parametrizations.weight_norm(qkv.v)
+            else:
+                qkv.k.bias = None
+            given = x if dim is None else own(x, 0)
+            y = mlp(given)
+            made.append([y if dim is not None else own(y, 0), *qkv(given)])
+        found += [] if all(map(torch.allclose, *made)) else [name]
+    return found
+
+
+def test_parts_of_blocks_that_were_changed_are_called():
+    assert run_ranks(hooked, 2) == [[], []]

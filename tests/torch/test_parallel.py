@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import overweave as ow
@@ -310,3 +310,26 @@ def bad_plans() -> list[str]:
 @pytest.mark.bad
 def test_what_a_plan_cannot_be_is_refused_and_what_is_not_ours_is_torchs():
     assert run_ranks(bad_plans, 2) == [[]] * 2
+
+
+def placed_otherwise() -> list[str]:
+    """For `run_ranks`: layers whose parameters were given other placements behind the plan, that are not torch's."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    x, found = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1)), []
+    cases = (("weight", Replicate(), (ColwiseParallel, ow.Colwise)), ("bias", Partial(), (RowwiseParallel, ow.Rowwise)))
+    for name, placement, both in cases:
+        made = []
+        for style in both:
+            torch.manual_seed(2)
+            layer = nn.Linear(8, 16, bias=name == "bias")
+            parallelize_module(layer, mesh, style())
+            whole = torch.ones(getattr(layer, name).shape) + (mesh.get_local_rank() if name == "bias" else 0)
+            setattr(layer, name, nn.Parameter(DTensor.from_local(whole, mesh, [placement], run_check=False)))
+            made.append(layer(x if name == "weight" else x.chunk(2, -1)[mesh.get_local_rank()]))
+        if made[0].shape != made[1].shape or not torch.allclose(*made):
+            found.append(f"{name} {placement}: {[*made[1].shape]}, torch's {[*made[0].shape]}")
+    return found
+
+
+def test_parameters_that_lie_otherwise_than_the_plan_said_are_torchs():
+    assert run_ranks(placed_otherwise, 2) == [[], []]

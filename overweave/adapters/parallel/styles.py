@@ -113,7 +113,7 @@ def _forward(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
     if torch.compiler.is_compiling():
         return _by_dtensor(layer, x)
     placement, weight, bias, counts = layer.overweave_placement, layer.weight, layer.bias, SITES.get(name) or site(name)
-    reason = _call_obstacle(placement, x, weight)
+    reason = _call_obstacle(placement, x, weight, bias)
     if reason:
         counts.by_torch[reason] += 1
         return _by_dtensor(layer, x)
@@ -158,13 +158,22 @@ def _row_parallel(placement: LayerPlacement, x: Any, weight: Any, bias: Any) -> 
     return y
 
 
-def _call_obstacle(placement: LayerPlacement, x: Any, weight: Any) -> str:
+# Of a layer whose input is whole (Colwise), and of one whose input is cut (Rowwise): weight and bias.
+_PLACED = {False: ((Shard(0),), (Shard(0),)), True: ((Shard(1),), (Replicate(),))}
+
+
+def _call_obstacle(placement: LayerPlacement, x: Any, weight: Any, bias: Any) -> str:
     """Return why overweave does not support a call, so that torch computes it; empty if it does."""
     if not isinstance(weight, DTensor):
         return f"its weight is a {type(weight).__name__}"
     # Inlined from obstacle_of, since this runs at every call.
     if weight._local_tensor.__class__ not in PLAIN or weight.dtype not in DTYPES:
         return obstacle_of(weight)
+    placed, placed_bias = _PLACED[placement.matmul_placement.is_shard()]
+    if weight._spec.placements != placed:
+        return f"its weight is {weight._spec.placements[0]}"
+    if bias is not None and isinstance(bias, DTensor) and bias._spec.placements != placed_bias:
+        return f"its bias is {bias._spec.placements[0]}"
     if weight._spec.mesh is not placement.mesh and weight._spec.mesh.ndim != 1:
         return "its weight lies on a mesh of several dimensions"
     if isinstance(x, DTensor) and x.device_mesh != placement.mesh:
