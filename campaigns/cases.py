@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from overweave.ir.operators.registry import OPERATORS as RECORDS
-from overweave.ir.plan import COPY_KERNEL, TILE_KERNEL
-from overweave.schedules.methods.registry import METHODS
+from overweave.ir.plan import COPY_KERNEL, LIBRARY, TILE_KERNEL
+from overweave.schedules.methods.registry import METHODS, methods_for
 from overweave.schedules.records.record import Method
 
 # Operators of shards and sums; those that exchange blocks have campaigns of their own.
@@ -82,6 +82,17 @@ def engines(of: Named) -> Iterator[Named]:
 BY_ENGINES = tuple(one for plain in PLAIN if not plain.method.is_plain for one in engines(plain))
 # What moves by collectives of the library beside matmuls: they have its deadline, and are enqueued one by one.
 BY_COLLECTIVES = tuple(plain.with_words("carrier=library") for plain in PLAIN if plain.method.takes("carrier"))
+
+
+def plans_by_island(operator: str, stays_inside: bool = True) -> list[str]:
+    """The plans of an operator that reach peers of their own island alone, the library moving rows where it can; or all
+    others."""
+    found = []
+    for method in methods_for(operator):
+        options = {"carrier": LIBRARY} if method.takes("carrier") else {}
+        if method.crosses_islands(options) is not stays_inside:
+            found.append(" ".join([method.name, *(f"{name}={value}" for name, value in options.items())]))
+    return found
 
 
 def in_kernels(of: Named, kernels: tuple[str, ...] = (HOPPER, PORTABLE)) -> Iterator[Named]:

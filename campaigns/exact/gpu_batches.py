@@ -15,94 +15,122 @@ import argparse
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 import overweave as ow
+from campaigns.exact.calls import device, generator
 from campaigns.gpu_ranks import Check, arguments, join, leave, report
 from campaigns.rates.gpu_sent import as_graph, measured
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
-from overweave.ops.dispatch.call import call
 from overweave.schedules.methods.registry import methods_for
 from overweave.schedules.records.needs import obstacle
 from overweave.schedules.records.record import MethodRequest
 from overweave.tuner.space.target import target_of
 
-BATCHES = (1, 2, 7, 64, 100, 512)
-N, K = 4096, 2048
+
+class Calls(NamedTuple):
+    """Calls of an operator whose rows are compared over batches, by the default choice and by `plans`.
+
+    Parts of sums in bf16 are rounded, so that who adds which of them shows; in fp32 torch's matmul on a CPU has another
+    order over k for other numbers of rows.
+    """
+
+    operator: str
+    plans: tuple[str, ...] = ()
+    n: int = 4096
+    k: int = 2048
+    batches: tuple[int, ...] = (1, 2, 7, 64, 100, 512)
+    norm: bool = False
+    activation: str | None = None
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def record(self) -> Operator:
+        return OPERATORS[self.operator]
 
 
-def problem_of(operator: str, tokens: int) -> Problem:
-    ranks = dist.get_world_size()
-    return Problem(operator=operator, m=tokens, n=N, k=K, world_size=ranks, dtype="bfloat16", batch_invariant=True)
-
-
-def allowed_plans(operator: str) -> list[str]:
+def allowed_plans(calls: Calls) -> tuple[str, ...]:
     """The methods that run under the setting, as they are."""
-    target = target_of(torch.device("cuda", torch.cuda.current_device()))
-    asked = MethodRequest(problem_of(operator, max(BATCHES)), {}, target)
-    return [method.name for method in methods_for(operator) if not obstacle(asked, method, "device")]
+    m, ranks = max(calls.batches), dist.get_world_size()
+    problem = Problem(
+        operator=calls.operator, m=m, n=calls.n, k=calls.k, world_size=ranks, dtype="bfloat16", batch_invariant=True
+    )
+    request = MethodRequest(problem, {}, target_of(torch.device("cuda", torch.cuda.current_device())))
+    return tuple(method.name for method in methods_for(calls.operator) if not obstacle(request, method, "device"))
 
 
-def given(operator: Operator, tokens: int) -> dict[str, Any]:
+def given(calls: Calls, tokens: int) -> dict[str, Any]:
     """This rank's tensors of so many tokens, of which a larger batch has the same ones first. Of an exchange, tokens
     are the rows of each block.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    parts_rows = operator.gathers and not operator.exchanges
-    of_x, of_w = (torch.Generator("cuda").manual_seed(seed) for seed in (1 if parts_rows else 2 + rank, 100 + rank))
-    x = torch.randn(ranks, max(BATCHES), K, generator=of_x, device="cuda").bfloat16()[:, :tokens]
-    w = torch.randn(N, K, generator=of_w, device="cuda").bfloat16().t()
-    if operator.exchanges:
-        return {"x": x.reshape(-1, K).contiguous(), "w": w}
-    if parts_rows:
-        return {"x": x[0, slice(*shard_rows(tokens, ranks, rank))].contiguous(), "w": w, "m": tokens}
-    return {"x": x[0].contiguous(), "w": w} | ({"m": tokens} if operator.has_row_shards else {})
+    rank, ranks, record, where = dist.get_rank(), dist.get_world_size(), calls.record, device()
+    is_gather = record.gathers and not record.exchanges
+    of_x, of_w = (generator(seed) for seed in (1 if is_gather else 2 + rank, 100 + rank))
+    x = torch.randn(ranks, max(calls.batches), calls.k, generator=of_x, device=where).to(calls.dtype)[:, :tokens]
+    w = torch.randn(calls.n, calls.k, generator=of_w, device=where).to(calls.dtype).t()
+    if record.exchanges:
+        return {"x": x.reshape(-1, calls.k).contiguous(), "w": w}
+    rows = slice(*shard_rows(tokens, ranks, rank)) if is_gather else slice(None)
+    found: dict[str, Any] = {"x": x[0, rows].contiguous(), "w": w} | ({"m": tokens} if is_gather else {})
+    if calls.norm:
+        found["norm"] = ow.RmsNorm(torch.ones(calls.n, dtype=calls.dtype, device=where))
+    return found | ({"activation": calls.activation} if calls.activation else {})
 
 
-def rows_of(operator: Operator, tokens: int, plan: str | None) -> torch.Tensor:
+def rows_of(calls: Calls, tokens: int, plan: str | None) -> torch.Tensor:
     """`[blocks, tokens, n]` of all ranks' rows where a call gives a rank its share alone."""
-    y: torch.Tensor = call(operator, None, given(operator, tokens) | {"plan": plan})["y"]
-    if operator.exchanges:
-        return y.view(dist.get_world_size(), tokens, N)
-    if operator.scatters:
-        whole = y.new_zeros(tokens, N)  # each row comes from one rank, and zeros from the others
+    y = called(calls, given(calls, tokens) | {"plan": plan})
+    y = torch.cat(y, dim=1) if isinstance(y, tuple) else y
+    if calls.record.exchanges:
+        return y.view(dist.get_world_size(), tokens, calls.n)
+    if calls.record.scatters:
+        whole = y.new_zeros(tokens, y.shape[1])  # each row comes from one rank, and zeros from the others
         whole[slice(*shard_rows(tokens, dist.get_world_size(), dist.get_rank()))] = y
         dist.all_reduce(whole)
         return whole[None]
     return y[None]
 
 
-def differing(operator: Operator, plan: str | None) -> Iterator[str]:
-    """The batches whose rows have other bits than in the largest batch by the default choice."""
+def called(calls: Calls, tensors: dict[str, Any]) -> Any:
+    x, w, *_ = tensors.values()
+    return getattr(ow, calls.operator)(x, w, **{name: each for name, each in tensors.items() if name not in ("x", "w")})
+
+
+def differing(calls: Calls) -> list[str]:
+    """The plans and batches in which a row has other bits than in the largest batch, by the default choice."""
+    found = []
     with ow.settings(batch_invariant=True):
-        whole = rows_of(operator, max(BATCHES), None)
-        for tokens in BATCHES:
-            is_same = torch.equal(rows_of(operator, tokens, plan), whole[:, :tokens])
-            yield "" if is_same else f"{tokens} tokens"
+        whole = rows_of(calls, max(calls.batches), None)
+        for plan, tokens in product((None, *calls.plans), calls.batches):
+            if not torch.equal(rows_of(calls, tokens, plan), whole[:, :tokens]):
+                found.append(f"{plan} of {tokens}")
+    return found
 
 
 def checks() -> Iterator[Check]:
-    for name, operator in OPERATORS.items():
-        for plan in (None, *allowed_plans(name)):
-            yield Check(f"bits: {name}.{plan}", partial(differing, operator, plan))
+    for name in OPERATORS:
+        for plan in ((), *((each,) for each in allowed_plans(Calls(name)))):
+            calls = Calls(name, plan)
+            yield Check(f"bits: {name}.{' '.join(plan) or None}", partial(differing, calls), len(calls.batches))
 
 
 def times(only: str) -> Iterator[str]:
     """Of each operator and batch, the microseconds without the setting and with it."""
-    for name, operator in OPERATORS.items():
-        for tokens in BATCHES if only in name else ():
-            calls = {}
+    for calls in (Calls(name) for name in OPERATORS if only in name):
+        for tokens in calls.batches:
+            graphs = {}
             for is_on in (False, True):
                 with ow.settings(batch_invariant=is_on):
-                    calls[str(is_on)] = as_graph(partial(call, operator, None, given(operator, tokens)))
-            off, on = measured(calls).values()
-            yield f"{name:24s} {tokens:4d} tokens: {off:8.1f} us without, {on:8.1f} us with: {on / off:5.2f}"
+                    graphs[str(is_on)] = as_graph(partial(called, calls, given(calls, tokens)))
+            off, on = measured(graphs).values()
+            yield f"{calls.operator:24s} {tokens:4d} tokens: {off:8.1f} us without, {on:8.1f} us with: {on / off:5.2f}"
 
 
 def main() -> None:

@@ -158,7 +158,7 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     for trial in (*gathering, *wholes, sent[1]):
         replays = partial(long_run, trial, asked.replays, True, late)
         yield Check(f"replayed: {trial.name}", replays, asked.replays)
-    # Halves gather weights of the router by the library, and no group of one calls again behind its own timeout.
+    # Not of halves: they gather the router's weights by the library, whose group is unusable once a call has timed out.
     for trial in (*wholes, sent[1]):
         yield Check(f"absent: {trial.name}", partial(absent_rank, trial, asked.deadline + LATE_S + 3), 1)
 

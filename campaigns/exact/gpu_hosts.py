@@ -24,34 +24,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from campaigns.cases import plans_by_island
 from campaigns.exact.trials import Tensors, Trial, long_run
 from campaigns.gpu_ranks import Check, arguments, integers, join, leave, report, sharers
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import LIBRARY
 from overweave.ir.problem import Problem
 from overweave.memory.board.records import ISLAND
 from overweave.memory.group import resolve
 from overweave.ops.dispatch.call import call
 from overweave.ops.reference import PlainCollectives
-from overweave.schedules.methods.registry import methods_for
 from overweave.tuner.measure.timer import Effort, compare, median
 
 SHAPE = (512, 256, 512)  # m, n, k of the operators' exact calls
 EFFORT = Effort(rounds=9, warmup=2, host_calls=0)
-# MEASURED: all-gathers between such ranks, 2.2 to 3.0 GB/s (H200, NCCL over sockets); bf16 matmuls, some 700 TFLOP/s. A
-# gather moves k columns for n of work, a sum moves n columns for k of work: what is not moved is as wide as that asks.
+# For sockets of 2.5 GB/s and matmuls of 700 TFLOP/s: a gather moves k columns and multiplies by n, a sum moves the n
+# columns of products along k; the width that does not travel is chosen so that both take as long.
 MOVED, WORKED, ROWS = 4096, 98304, 4096
-
-
-def plans(operator: str) -> list[str | None]:
-    """Those that reach no peer of another host, and what is chosen where none is named."""
-    found: list[str | None] = [None]
-    for method in methods_for(operator):
-        options = {"carrier": LIBRARY} if method.takes("carrier") else {}
-        if not method.crosses_islands(options):
-            found.append(" ".join([method.name, *(f"{name}={value}" for name, value in options.items())]))
-    return found
 
 
 def given(operator: Operator, shape: tuple[int, int, int], seed: int) -> dict[str, Any]:
@@ -80,7 +69,9 @@ def trial(operator: Operator, plan: str | None) -> Trial:
 
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
-    trials = [trial(operator, plan) for operator in OPERATORS.values() for plan in plans(operator.name)]
+    trials = [
+        trial(operator, plan) for operator in OPERATORS.values() for plan in (None, *plans_by_island(operator.name))
+    ]
     for one in trials:
         yield Check(f"calls: {one.name}", partial(long_run, one, asked.calls, False), asked.calls)
     for one in trials if sharers() == 1 else ():

@@ -155,9 +155,9 @@ def local(parameter: Any) -> Any:
     return parameter.to_local() if hasattr(parameter, "device_mesh") else parameter
 
 
-def _is_its_weight(layer: Any) -> bool:
-    """Whether a column-parallel layer's weight and bias say all that a call of it computes: nobody has replaced, hooked
-    or parametrized it."""
+def _is_untouched(layer: Any) -> bool:
+    """Whether nobody has replaced, hooked or parametrized a column-parallel layer: only then a call of it computes with
+    its weight and bias, and nothing else."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     return type(layer) is ColumnParallelLinear and not hooks and "forward" not in vars(layer)
 
@@ -189,7 +189,7 @@ class QkvParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x: `[.., S/W, .., k]`, or all rows if `dim` is None. Returns q, k and v: this rank's columns of all rows."""
         layers = (self.q, self.k, self.v)
-        if self.dim is None or not all(map(_is_its_weight, layers)):
+        if self.dim is None or not all(map(_is_untouched, layers)):
             return self.q(x), self.k(x), self.v(x)
         biases = [each for layer in layers if (each := local(layer.bias)) is not None]
         if len(biases) not in (0, len(layers)):
@@ -227,7 +227,7 @@ class SwiGluMlp(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: `[.., S/W, .., k]`, or `[.., k]` if `dim` is None. Returns that shape. residual: added to the result."""
-        if self.dim is None or not (_is_its_weight(self.gate) and _is_its_weight(self.up)):
+        if self.dim is None or not (_is_untouched(self.gate) and _is_untouched(self.up)):
             inner = silu(self.gate(x)) * self.up(x)
         else:
             inner = all_gather_linear(

@@ -24,7 +24,7 @@ Placement = str  # R, P, or S and a dimension
 Placements = tuple[Placement, ...]
 TensorBox = tuple[Range, ...]  # of a tensor, one range for each dimension
 MOST_AXES = 2
-MOST_DEVICES = 65536  # that a text may count up
+MOST_DEVICES = 65536  # of a GSPMD text
 
 _DTENSOR = re.compile(
     r"_?(?:Strided)?(?:(S)(?:hard)?\(?(?:dim=)?(-?\d+).*\)?|(R)(?:eplicate)?(?:\(\))?|(P)(?:artial)?\(?(\w*)\)?)"

@@ -257,7 +257,7 @@ class _Reader:
 
     def _check_numbers(self, *numbers: int) -> None:
         if any(type(one) is not int or one < 0 for one in numbers):
-            self._refuse("its numbers are none", "Give whole numbers")
+            self._refuse("a number of it is not whole, or below 0", "Give whole numbers from 0 on")
 
     def _check_mesh(self, at: int) -> None:
         self._check_numbers(at)

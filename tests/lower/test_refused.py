@@ -96,8 +96,8 @@ NESTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "empty blocks": ((loop("k", 30),), r"word 0, loop.*: 30 blocks of k leave some empty"),
     "an empty last block": ((loop("m", 5), loop("m", 4)), r"word 1, loop.*: 20 blocks of m leave some empty"),
     "both": ((loop("k", 2, block=12),), r"word 0, loop.*: both trips and a block. Give one of them"),
-    "no number": ((loop("k", 2.0),), r"word 0, loop.*: its numbers are none. Give whole numbers"),  # type: ignore[arg-type]
-    "no mesh dimension": ((parallelize("m", "0"),), r"word 0, .*: its numbers are none"),  # type: ignore[arg-type]
+    "no number": ((loop("k", 2.0),), r"word 0, loop.*: a number of it is not whole"),  # type: ignore[arg-type]
+    "no mesh dimension": ((parallelize("m", "0"),), r"word 0, .*: a number of it is not whole"),  # type: ignore[arg-type]
     "no loop": ((shift("k", 0),), r"word 0, shift.*: no loop of k stands above it"),
     "ranks": ((loop("k", 3), shift("k", 0)), r"word 1, shift.*: 3 trips over 2 ranks"),
     "far": ((loop("k", 2), shift("k", 0, by=2)), r"word 1, shift.*: blocks would come from ranks 2 away"),

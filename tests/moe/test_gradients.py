@@ -126,3 +126,23 @@ def test_tangents_are_refused():
     x, w, offs = torch.ones(4, 16), torch.ones(2, 16, 8), torch.tensor([2, 4], dtype=torch.int32)
     with pytest.raises(InputError, match="it has a tangent"):
         torch.func.jvp(lambda x: moe.grouped_matmul(x, w, offs), (x,), (x,))
+
+
+def widths() -> list[int]:
+    """For `run_ranks`: the columns of h, of an interleaved glu whose weights are stored as `[experts, k, n]`."""
+    x, ids, w = torch.randn(2, 8), torch.tensor([[0], [1]]), torch.randn(2, 8, 32).transpose(1, 2)
+    return [
+        moe.all_gather_experts(x, ids, w, glu=moe.GPT_OSS, plan=plan)[0].shape[1] for plan in ("push", "sequential")
+    ]
+
+
+def test_interleaved_weights_are_gated_however_they_are_stored():
+    assert run_ranks(widths, 2) == [[16, 16]] * 2
+
+
+def test_autocast_casts_no_bias_of_a_glu():
+    x, ids = torch.ones(2, 8, dtype=torch.float16), torch.tensor([[0], [1]])
+    w, bias = torch.ones(2, 32, 8, dtype=torch.float16), torch.ones(2, 32, dtype=torch.float16)
+    wanted = moe.experts_matmul(x, ids, w, bias=bias, glu=moe.Glu())[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(moe.experts_matmul(x, ids, w, bias=bias, glu=moe.Glu())[0], wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 import overweave as ow
+from campaigns.exact.gpu_batches import Calls, differing
 from overweave.errors import InputError, RankMismatch
 from overweave.ir.epilogue import Norm
-from overweave.ir.operators.registry import OPERATORS, operator_of
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import LIBRARY
 from overweave.ir.problem import Problem
-from overweave.ir.shards import shard_rows
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS, methods_for
 from overweave.schedules.records.needs import obstacle
@@ -25,7 +25,6 @@ from overweave.tuner.space.space import candidate
 from overweave.tuner.space.target import Target
 from tests.ranks import run_ranks
 
-BATCHES = (1, 2, 7, 64, 256)  # the last in waves, too, whose blocks lie permuted
 N, K = 24, 64
 BF16, FP32 = torch.bfloat16, torch.float32
 MOVED = {"pieces": 2, "own_pieces": 2, "order": "all_peers", "mover": "copy_kernel"}  # what changes how rows move
@@ -41,56 +40,13 @@ def plans_of(operator: str, world_size: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def small(operator: str, plans: tuple[str, ...] = (), **changed: Any) -> Calls:
+    """In the largest batch rows of exchanges travel in waves, too, whose blocks lie permuted."""
+    return Calls(operator, plans, N, K, (1, 2, 7, 64, 256))._replace(**changed)
+
+
 def problem_of(operator: str, m: int, world_size: int) -> Problem:
     return Problem(operator=operator, m=m, n=N, k=K, world_size=world_size, dtype="bfloat16", batch_invariant=True)
-
-
-class Calls(NamedTuple):
-    """Calls that are compared. Parts of sums in bf16 are rounded, so that who adds which of them shows; in fp32 torch's
-    matmul on a CPU has another order over k for other numbers of rows."""
-
-    operator: str
-    plans: tuple[str, ...] = ()
-    norm: bool = False
-    activation: str | None = None
-    dtype: torch.dtype = BF16
-
-
-def rows_of(calls: Calls, tokens: int, plan: str | None) -> torch.Tensor:
-    """What a call gives for so many tokens, the same tokens in every batch: all rows of all ranks, where they part.
-
-    Of an exchange, tokens are the rows of each block.
-    """
-    record, rank, size = operator_of(calls.operator), dist.get_rank(), dist.get_world_size()
-    is_gather = record.gathers and not record.exchanges
-    x = torch.randn(size, max(BATCHES), K, generator=torch.Generator().manual_seed(1 if is_gather else 2 + rank))
-    w = torch.randn(N, K, generator=torch.Generator().manual_seed(100 + rank)).to(calls.dtype).t()
-    x = x.to(calls.dtype)[:, :tokens]
-    x = x.reshape(-1, K) if record.exchanges else x[0, slice(*shard_rows(tokens, size, rank))] if is_gather else x[0]
-    given = {"m": tokens} if is_gather else {}
-    normed = {"norm": ow.RmsNorm(torch.ones(N, dtype=calls.dtype))} if calls.norm else {}
-    after = {"activation": calls.activation} if calls.activation else {}
-    y = getattr(ow, calls.operator)(x.contiguous(), w, plan=plan, **given, **normed, **after)
-    y = torch.cat(y, dim=1) if isinstance(y, tuple) else y
-    if record.exchanges:
-        return y.view(size, tokens, N)
-    if record.scatters:
-        shards: list[torch.Tensor] = [y] * size
-        dist.all_gather_object(shards, y)
-        y = torch.cat(shards)
-    return y[None]
-
-
-def differing(calls: Calls) -> list[str]:
-    """For `run_ranks`: plans and batches in which a row has other bits than in the largest batch, by the usual plan."""
-    found = []
-    with ow.settings(batch_invariant=True):
-        whole = rows_of(calls, max(BATCHES), None)
-        for plan in (None, *calls.plans):
-            for tokens in BATCHES if plan is None else BATCHES[2:]:
-                if not torch.equal(rows_of(calls, tokens, plan), whole[:, :tokens]):
-                    found.append(f"{plan} of {tokens}")
-    return found
 
 
 @pytest.mark.slow
@@ -98,27 +54,27 @@ def differing(calls: Calls) -> list[str]:
 def test_a_row_has_the_same_bits_in_every_batch_by_every_plan_that_is_allowed(operator: str):
     plans = plans_of(operator, 2)
     assert plans
-    assert run_ranks(differing, 2, Calls(operator, tuple(plans))) == [[], []]
+    assert run_ranks(differing, 2, small(operator, tuple(plans))) == [[], []]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_so_it_has_in_other_groups_and_in_fp32(operator: str, world_size: int):
-    assert run_ranks(differing, world_size, Calls(operator, dtype=FP32)) == [[]] * world_size
+    assert run_ranks(differing, world_size, small(operator, dtype=FP32)) == [[]] * world_size
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", ["matmul_reduce_scatter", "matmul_all_reduce"])
 def test_so_has_its_norm(operator: str):
-    assert run_ranks(differing, 2, Calls(operator, norm=True)) == [[], []]
+    assert run_ranks(differing, 2, small(operator, norm=True)) == [[], []]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", ["matmul_reduce_scatter", "matmul_all_reduce"])
 def test_so_have_activations_of_sums(operator: str):
     """In fp32, where torch's vectors and what is behind them round unlike."""
-    assert run_ranks(differing, 2, Calls(operator, activation="silu", dtype=FP32)) == [[], []]
+    assert run_ranks(differing, 2, small(operator, activation="silu", dtype=FP32)) == [[], []]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
+from campaigns.cases import plans_by_island
 from overweave.errors import InputError, MachineError, OverweaveError, PeerDied, RankMismatch
 from overweave.ir.exchange import NO_REACH
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import LIBRARY
 from overweave.ir.problem import Problem
 from overweave.memory.board import between_islands
 from overweave.memory.board.between_islands import LOST_AFTER_S
@@ -36,8 +36,6 @@ from overweave.ops.dispatch.call import call
 from overweave.ops.reference import PlainCollectives
 from overweave.runtime import diagnosis
 from overweave.runtime.host.processes import RankProcesses, die_with_parent
-from overweave.schedules.methods.registry import methods_for
-from overweave.schedules.records.record import Method
 from overweave.tuner.space.target import Target, target_of
 from tests.clock import slowness
 from tests.docs.blocks import blocks
@@ -52,19 +50,6 @@ M, N, K = 48, 24, 16
 GROUPS = ("ab", "aab", "aabb", "aaab", "abab", "abc", "aabbcc")
 TIMEOUT_S = 120.0
 NAMED_WITHIN_S, SOON_LOST_S = 5.0, 1.0
-
-
-def words_of(method: Method) -> str:
-    return f"{method.name} carrier={LIBRARY}" if method.takes("carrier") else method.name
-
-
-def stays_inside(method: Method) -> bool:
-    return not method.crosses_islands({"carrier": LIBRARY} if method.takes("carrier") else {})
-
-
-def plans(operator: str, is_asked: bool) -> list[str]:
-    """Of an operator, the plans that reach no peer on another island; or the others."""
-    return [words_of(each) for each in methods_for(operator) if stays_inside(each) is is_asked]
 
 
 def given(operator: Operator, group: Group, seed: int = 0, rows: int = M) -> dict[str, Any]:
@@ -86,7 +71,7 @@ def wrong_plans() -> list[str]:
     """The plans that are not exact, in two calls each, the second of which only announces itself."""
     group, wrong = resolve(None), []
     for name, operator in OPERATORS.items():
-        for plan in (None, *plans(name, True)):
+        for plan in (None, *plans_by_island(name)):
             for seed in range(2):
                 tensors = given(operator, group, seed)
                 y = call(operator, None, tensors | {"plan": plan})["y"]
@@ -140,9 +125,9 @@ def test_plans_that_reach_no_other_island_are_exact(names: str):
 
 
 def test_every_operator_has_such_plans_and_others():
-    assert all(len(plans(name, True)) >= 1 <= len(plans(name, False)) for name in OPERATORS)
-    assert any("carrier" in plan for plan in plans("all_gather_matmul", True))
-    assert all(any("islands" in plan for plan in plans(name, True)) for name in OPERATORS)
+    assert all(len(plans_by_island(name)) >= 1 <= len(plans_by_island(name, False)) for name in OPERATORS)
+    assert any("carrier" in plan for plan in plans_by_island("all_gather_matmul"))
+    assert all(any("islands" in plan for plan in plans_by_island(name)) for name in OPERATORS)
 
 
 def taken() -> dict[str, str]:
@@ -166,7 +151,7 @@ def refusals() -> list[tuple[str, str]]:
     group, raised = resolve(None), []
     for name, operator in OPERATORS.items():
         crossing = ["islands carrier=copy_engine"] if name == "all_gather_matmul" else []
-        for plan in (*plans(name, False), *crossing):
+        for plan in (*plans_by_island(name, False), *crossing):
             with pytest.raises(OverweaveError) as caught:
                 call(operator, None, given(operator, group) | {"plan": plan})
             raised.append((type(caught.value).__name__, str(caught.value)))

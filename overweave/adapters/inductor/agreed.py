@@ -244,7 +244,7 @@ def _compare(x: torch.Tensor, *, group_name: str, decisions: str) -> torch.Tenso
 
 
 def _compare_shapes(x: torch.Tensor, *, group_name: str, decisions: str) -> torch.Tensor:
-    # No view of x: Inductor gives its memory away while the collective works there in place (torch 2.13).
+    # Not a view of x: Inductor (torch 2.13) reuses x's memory while an in-place collective still works on the view.
     return x.clone()
 
 

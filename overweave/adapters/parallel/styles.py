@@ -172,7 +172,7 @@ def _call_obstacle(placement: LayerPlacement, x: Any, weight: Any, bias: Any) ->
     placed, placed_bias = _PLACED[placement.matmul_placement.is_shard()]
     if weight._spec.placements != placed:
         return f"its weight is {weight._spec.placements[0]}"
-    if bias is not None and isinstance(bias, DTensor) and bias._spec.placements != placed_bias:
+    if isinstance(bias, DTensor) and bias._spec.placements != placed_bias:
         return f"its bias is {bias._spec.placements[0]}"
     if weight._spec.mesh is not placement.mesh and weight._spec.mesh.ndim != 1:
         return "its weight lies on a mesh of several dimensions"

@@ -145,35 +145,32 @@ def check_local_tensors(kernel: str, operands: Sequence[Operand], call_args: Map
         if tensor is None:
             asked = f"{kernel}: {operand.parameter}, which holds {operand.tensor}"
             raise InputError(asked, f"got {type(value).__name__}", "Pass a tensor")
-        asked = f"{kernel}: {operand.parameter}, the {[dim.extent for dim in operand.dims]} of {operand.tensor}"
         if tensor.numel() < elements:
+            asked = f"{kernel}: {operand.parameter}, the {[dim.extent for dim in operand.dims]} of {operand.tensor}"
             raise InputError(asked, f"got {list(tensor.shape)}", f"Pass a tensor of at least {elements} elements")
-        if (
-            elements
-            and 0 in tensor.stride()
-            and _reach(tensor)[1] - tensor.data_ptr() < tensor.numel() * tensor.itemsize
-        ):
-            found = f"got {list(tensor.shape)} with strides {list(tensor.stride())}: rows or columns that share memory"
-            raise InputError(asked, found, "Pass a tensor whose elements have memory of their own: .contiguous()")
 
 
-def check_apart(
-    kernel: str, exchanged: Sequence[Operand], stores: Sequence[Operand], call_args: Mapping[str, Any]
+def check_stores(
+    kernel: str, gathered: Sequence[Operand], stores: Sequence[Operand], call_args: Mapping[str, Any]
 ) -> None:
-    """Raise InputError if the kernel stores where peers read: a tile may be stored before they have read it."""
-    read = {
-        one.parameter: tensor for one in exchanged if (tensor := tensor_of(call_args.get(one.parameter))) is not None
-    }
+    """Raise InputError if elements that are stored share memory with each other, or with what peers read: a tile may be
+    stored before they have read it."""
+    read = {one.parameter: each for one in gathered if (each := tensor_of(call_args.get(one.parameter))) is not None}
     for store in stores:
         stored = tensor_of(call_args.get(store.parameter))
         if stored is None or store.parameter in read or not stored.numel():
             continue
+        asked, cure = (
+            f"{kernel}: {store.parameter}, stored to",
+            "Pass a tensor of its own memory, as torch.empty makes it",
+        )
         begin, end = _reach(stored)
+        if end - begin < stored.numel() * stored.itemsize:
+            raise InputError(asked, f"elements share memory: strides are {list(stored.stride())}", cure)
         for parameter, tensor in read.items():
             low, high = _reach(tensor)
             if tensor.numel() and low < end and begin < high:
-                found = f"it shares memory with {parameter}, which peers read"
-                raise InputError(f"{kernel}: {store.parameter}, stored to", found, "Pass a result of its own")
+                raise InputError(asked, f"it shares memory with {parameter}, which peers read", cure)
 
 
 def _reach(tensor: torch.Tensor) -> tuple[int, int]:

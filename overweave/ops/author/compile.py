@@ -241,7 +241,7 @@ def _prepare(fused: FusedKernel, group: Group, call_args: Mapping[str, Any], opt
         others = [one for one in (*space.loads, *space.stores) if one.tensor not in rows]
         argument_checks.check_local_tensors(name, others, call_args)
         gathered = [one for one in space.loads if one.tensor in rows]
-        argument_checks.check_apart(name, gathered, space.stores, call_args)
+        argument_checks.check_stores(name, gathered, space.stores, call_args)
         plan = fused.plan(numbers, group.world_size, dtype, group.rank, options.get("tile_group", TILE_GROUP))
         if addresses_peers(plan.schedule):
             Board.of(group).islands.require_one(f"run {name} of {plan.name} on {group.world_size} ranks")

@@ -58,6 +58,7 @@ def test_the_quicker_one_is_named():
     [
         (("all_gather_matmul.pusch", "all_gather_matmul.push", *SMALL), "nearest first: all_gather_matmul.push"),
         (("all_gather_matmul.push", "all_gather_matmul.pull"), "no shape"),
+        (("", "all_gather_matmul.pull", *SMALL), "neither a schedule nor a file"),
         (("all_gather_matmul.push magic=1", "all_gather_matmul.pull", *SMALL), "magic"),
         (("all_gather_matmul.push", "all_gather_matmul.pull", *SMALL, "--html", "no/such/page.html"), "write"),
     ],

@@ -34,6 +34,10 @@ def test_sizes_that_ranks_do_not_divide_are_explained_as_they_are_tuned():
 
 
 @pytest.mark.slow
+def test_a_call_of_no_rows_has_no_overlap():
+    assert "there are no rows" in run("all_gather_matmul", "--shape", "0,64,64")
+
+
 def test_a_call_that_ends_with_a_norm():
     normed = run("matmul_all_reduce", "--shape", "512,8192,8192", "--norm")
     assert normed.startswith("matmul_all_reduce.two_shot_packed")

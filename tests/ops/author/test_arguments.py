@@ -15,10 +15,10 @@ import overweave as ow
 from overweave.errors import InputError, MachineError
 from overweave.ir.footprint import Dim, Operand
 from overweave.ops.author.arguments import (
-    check_apart,
     check_local_tensors,
     check_options,
     check_plan_arguments,
+    check_stores,
     check_tensors,
     unhashable_error,
 )
@@ -58,16 +58,18 @@ def test_a_tensor_that_stays_has_the_elements_that_tiles_touch(value: object, fo
     assert found in refusal(check_local_tensors, "kernel", [OUT], {"c_ptr": value})
 
 
-def test_a_tensor_whose_rows_share_memory_is_refused():
-    found = "strides [0, 1]: rows or columns that share memory"
-    assert found in refusal(check_local_tensors, "kernel", [OUT], {"c_ptr": torch.zeros(1, 32).expand(64, 32)})
+def test_a_result_whose_rows_share_memory_is_refused_and_an_operand_is_not():
+    expanded = {"c_ptr": torch.zeros(1, 32).expand(64, 32)}
+    assert "c_ptr, stored to: elements share memory" in refusal(check_stores, "kernel", [], [OUT], expanded)
+    check_stores("kernel", [], [OUT], {"c_ptr": torch.zeros(64, 64)[:, ::2]})
+    check_local_tensors("kernel", [OUT], expanded)  # a kernel may load it by the strides that it is passed
 
 
 def test_what_peers_read_is_not_stored_to_under_another_name():
     whole, shard = torch.zeros(64, 32), Operand("X", "x_ptr", OUT.dims)
-    check_apart("kernel", [shard], [OUT], {"x_ptr": torch.zeros(32, 32), "c_ptr": whole})
-    check_apart("kernel", [shard], [OUT], {"x_ptr": whole[32:], "c_ptr": whole[:32]})
-    said = refusal(check_apart, "kernel", [shard], [OUT], {"x_ptr": whole[32:], "c_ptr": whole})
+    check_stores("kernel", [shard], [OUT], {"x_ptr": torch.zeros(32, 32), "c_ptr": whole})
+    check_stores("kernel", [shard], [OUT], {"x_ptr": whole[32:], "c_ptr": whole[:32]})
+    said = refusal(check_stores, "kernel", [shard], [OUT], {"x_ptr": whole[32:], "c_ptr": whole})
     assert "c_ptr, stored to: it shares memory with x_ptr, which peers read" in said
 
 
